@@ -1,0 +1,1 @@
+"""Measuring: prompts, the three-way comparison, models of realistic cost."""

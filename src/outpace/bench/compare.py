@@ -1,0 +1,154 @@
+"""The three-way comparison: draft only, target only, speculative, interleaved."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..drafters import ModelDrafter
+from ..engine.stats import Stats
+from ..errors import OptionError
+from ..generator import Generator
+from ..types import SamplingParams
+
+MODES = ("draft only", "target only", "speculative")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table; times are medians over prompts and repeats."""
+
+    mode: str
+    seconds: float
+    tokens: int
+    tokens_per_second: float
+    speedup: float
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was measured, and what theory says of it.
+
+    Attributes:
+        realised: median over prompts of speculative over plain tokens/s.
+        predicted: the formula's speedup from the measured α_i and c.
+        identical: prompts whose speculative tokens equal the plain ones
+            (meaningful at temperature 0).
+    """
+
+    rows: tuple[Row, ...]
+    realised: float
+    predicted: float
+    identical: int
+    prompts: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rows": [
+                {
+                    "mode": r.mode,
+                    "seconds": r.seconds,
+                    "tokens": r.tokens,
+                    "tokens_per_second": r.tokens_per_second,
+                    "speedup": r.speedup,
+                    "stats": r.stats.to_dict(),
+                }
+                for r in self.rows
+            ],
+            "realised_speedup": self.realised,
+            "predicted_speedup": self.predicted,
+            "identical": self.identical,
+            "prompts": self.prompts,
+        }
+
+
+def expected_speedup(stats: Stats, plain_pass: float) -> float:
+    """Speedup over plain decoding that follows from α_i and c alone.
+
+    E[tokens per round] = 1 + α_1 + α_1 α_2 + ..., which is (1 - α^(K+1)) /
+    (1 - α) when all α_i are equal (Leviathan et al., 2023, equation 1), over
+    K c + 1 (theorem 3.8), with c = draft step ÷ `plain_pass` seconds.
+    """
+    if not stats.drafted_rounds:
+        return 1.0
+    tokens, reach = 1.0, 1.0
+    for alpha in stats.alpha:
+        reach *= alpha
+        tokens += reach
+    steps = stats.draft_steps / stats.rounds
+    c = stats.draft_seconds / stats.draft_steps / plain_pass
+    return tokens / (steps * c + 1)
+
+
+def compare(
+    generator: Generator,
+    prompts: Sequence[str],
+    params: SamplingParams,
+    repeats: int = 3,
+    progress: Callable[[], None] = lambda: None,
+) -> Comparison:
+    """Run every mode on every prompt, one after the other, `repeats` times.
+
+    EOS is switched off, so that every run emits `max_new_tokens` tokens. One
+    untimed prompt warms every mode up.
+
+    Raises:
+        OptionError: the generator has no draft model, or nothing to measure.
+    """
+    drafter = generator.engine.drafter
+    if not isinstance(drafter, ModelDrafter):
+        raise OptionError("bench compares with a draft model: give --drafter")
+    if not prompts or repeats < 1:
+        raise OptionError("bench needs at least one prompt and one repeat")
+    target = generator.engine.target
+    tokenizer = generator.tokenizer
+    runs = {
+        "draft only": Generator(drafter.model, tokenizer=tokenizer, max_batch=1),
+        "target only": Generator(target, tokenizer=tokenizer, max_batch=1),
+        "speculative": generator,
+    }
+    seconds: dict[str, list[list[float]]] = {m: [[] for _ in prompts] for m in MODES}
+    tokens: dict[str, list[tuple[int, ...]]] = {m: [()] * len(prompts) for m in MODES}
+    stats = {m: Stats() for m in MODES}
+    for repeat in range(-1, repeats):
+        for i, prompt in enumerate(prompts if repeat >= 0 else prompts[:1]):
+            for mode in MODES:
+                began = time.perf_counter()
+                result = runs[mode].generate(prompt, params=params)
+                spent = time.perf_counter() - began
+                if repeat >= 0:
+                    seconds[mode][i].append(spent)
+                    tokens[mode][i] = result.token_ids
+                    stats[mode] = stats[mode].merge(result.stats)
+                    progress()
+    speed = {
+        m: [len(tokens[m][i]) / statistics.median(seconds[m][i]) for i in range(len(prompts))]
+        for m in MODES
+    }
+    rows = []
+    for mode in MODES:
+        ratio = [s / t for s, t in zip(speed[mode], speed["target only"], strict=True)]
+        rows.append(
+            Row(
+                mode,
+                statistics.median(s for per in seconds[mode] for s in per),
+                sum(map(len, tokens[mode])),
+                statistics.median(speed[mode]),
+                statistics.median(ratio),
+                stats[mode],
+            )
+        )
+    plain = stats["target only"]
+    return Comparison(
+        rows=tuple(rows),
+        realised=rows[2].speedup,
+        predicted=expected_speedup(stats["speculative"], plain.round_seconds / plain.rounds),
+        identical=sum(
+            a == b for a, b in zip(tokens["target only"], tokens["speculative"], strict=True)
+        ),
+        prompts=len(prompts),
+    )

@@ -1,0 +1,51 @@
+"""Prompts that the shipped pair was never trained on: functions from held-out files."""
+
+from __future__ import annotations
+
+import ast
+
+from ..errors import OptionError
+from ..training.corpus import is_test, standard_library
+
+_MOST_CHARACTERS = 700
+
+
+def held_out_prompts(count: int) -> list[str]:
+    """Up to two functions of each held-out file, library files first: text up to the body.
+
+    A prompt begins at a line some hundred characters before the function's
+    `def` and ends behind its docstring (or its signature), where the body
+    would begin.
+    """
+    files = [f for f in standard_library() if f.held_out]
+    files.sort(key=lambda f: (is_test(f.path), f.path))
+    rounds: list[list[str]] = [[], [], [], []]
+    for file in files:
+        prompts = _prompts(file.text)
+        for i, prompt in enumerate(prompts[: len(rounds)]):
+            rounds[i].append(prompt)
+    found = [p for r in rounds for p in r]
+    if len(found) < count:
+        raise OptionError(f"the held-out files have {len(found)} prompts, {count} were asked for")
+    return found[:count]
+
+
+def _prompts(text: str) -> list[str]:
+    """Prompts of one file, spread over it."""
+    lines = text.splitlines(keepends=True)
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef) or node.end_lineno is None:
+            continue
+        if node.end_lineno - node.lineno < 5 or node.lineno < 12:
+            continue
+        body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+        if not body:
+            continue
+        head = "".join(lines[: body[0].lineno - 1])
+        start = max(0, len(head) - _MOST_CHARACTERS)
+        start = head.find("\n", start) + 1 if start else 0
+        # Behind a newline the next token would begin with it; leave it to the model.
+        found.append(head[start:].rstrip())
+    step = max(1, len(found) // 4)
+    return [p for p in found[::step] if p]

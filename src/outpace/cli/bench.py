@@ -1,0 +1,123 @@
+"""`outpace bench`: draft only, target only, speculative, side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import OptionError
+from . import common
+
+if TYPE_CHECKING:
+    from ..bench.compare import Comparison
+
+
+def bench(
+    prompts: Annotated[int, typer.Option("--prompts", "-p", help="How many prompts.")] = 8,
+    prompt_file: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt-file", help="JSON lines, each a string or an object with a 'prompt'."
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", "-r", help="Runs per prompt.")] = 3,
+    model: common.Model = "demo",
+    drafter: common.DrafterName = None,
+    k: common.DraftLength = 4,
+    temperature: common.Temperature = 0.0,
+    top_p: common.TopP = 1.0,
+    top_k: common.TopK = None,
+    seed: common.Seed = 0,
+    max_new_tokens: common.MaxNewTokens = 128,
+    dtype: common.Dtype = None,
+    device: common.Device = None,
+    as_json: common.AsJson = False,
+    no_color: common.NoColor = False,
+) -> None:
+    """Measure the drafter and what speculation gains, on held-out Python functions by default."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ..bench.compare import MODES, compare
+    from ..bench.prompts import held_out_prompts
+    from ..types import SamplingParams
+
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        eos_token_ids=(),
+    )
+    if prompts < 1 or repeats < 1:
+        raise OptionError("--prompts and --repeats must be at least 1")
+    name = common.drafter_for(model, drafter)
+    if name is None:
+        raise OptionError("bench compares with a draft model: give --drafter")
+    texts = _read_prompts(prompt_file, prompts) if prompt_file else held_out_prompts(prompts)
+    generator = common.load_with_bar(model, name, k, dtype, device, max_batch=1)
+    errors = Console(stderr=True, no_color=no_color)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task("measuring", total=len(texts) * repeats * len(MODES))
+        found = compare(generator, texts, params, repeats, lambda: bar.advance(task))
+    if as_json:
+        target = generator.engine.target
+        setting = {"model": model, "drafter": name, "k": k, "temperature": temperature}
+        machine = {"device": str(target.device), "dtype": str(target.dtype).removeprefix("torch.")}
+        print(json.dumps(setting | machine | found.to_dict()))
+    else:
+        _print(found, temperature, Console(no_color=no_color, highlight=False))
+
+
+def _read_prompts(path: str, count: int) -> list[str]:
+    lines = [line for line in common.read_text(path).splitlines() if line.strip()]
+    texts = []
+    for number, line in enumerate(lines[:count], 1):
+        try:
+            value = json.loads(line)
+            texts.append(value if isinstance(value, str) else str(value["prompt"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise OptionError(
+                f"line {number} of {Path(path).name} is neither a JSON string nor an object with "
+                "a 'prompt'"
+            ) from error
+    if not texts:
+        raise OptionError(f"{path} has no prompts")
+    return texts
+
+
+def _print(found: Comparison, temperature: float, console: object) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    assert isinstance(console, Console)
+    table = Table(title=None)
+    heads = ("", "time", "tokens", "tokens/s", "acceptance rate", "full accepts", "speedup")
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="left" if i == 0 else "right")
+    for row in found.rows:
+        table.add_row(
+            row.mode,
+            f"{row.seconds:.3f} s",
+            str(row.tokens),
+            f"{row.tokens_per_second:.0f}",
+            common.percent(row.stats.acceptance_rate),
+            common.percent(row.stats.full_accept_fraction),
+            f"{row.speedup:.2f}x",
+        )
+    console.print(table)
+    stats = found.rows[2].stats
+    alphas = " ".join(f"{a:.2f}" for a in stats.alpha) or "-"
+    console.print(
+        f"α by depth {alphas} · {stats.tokens_per_pass:.2f} tokens per pass · the formula gives "
+        f"{found.predicted:.2f}x from α and c, realised {found.realised:.2f}x "
+        f"({found.realised / found.predicted:.0%})"
+    )
+    if temperature == 0:
+        console.print(
+            f"speculative text equals plain text on {found.identical} of {found.prompts} prompts"
+        )

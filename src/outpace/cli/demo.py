@@ -1,0 +1,71 @@
+"""`outpace demo`: the first minute. Plain and speculative decoding side by side."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import common
+
+PROMPT = '''import os
+
+def read_config(path, encoding="utf-8"):
+    """Read a configuration file and return its sections as a dictionary."""
+'''
+
+
+def demo(
+    prompt: Annotated[str, typer.Argument(help="Python to continue.")] = PROMPT,
+    k: common.DraftLength = 4,
+    temperature: common.Temperature = 0.0,
+    seed: common.Seed = 0,
+    max_new_tokens: common.MaxNewTokens = 160,
+    no_color: common.NoColor = False,
+) -> None:
+    """Generate from the shipped pair, plainly and speculatively, and compare."""
+    from rich.columns import Columns
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.text import Text
+
+    from ..generator import Generator
+    from ..types import Result, SamplingParams
+    from .show import STYLES, legend
+
+    params = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=max_new_tokens)
+    fast = common.load_with_bar("demo", "demo-draft", k, None, None, max_batch=1)
+    plain = Generator(
+        fast.engine.target, tokenizer=fast.tokenizer, eos=fast.eos_token_ids, max_batch=1
+    )
+    for generator in (plain, fast):  # untimed: first calls allocate
+        generator.generate(prompt, params=params)
+    results: list[tuple[str, Result]] = [
+        ("plain decoding", plain.generate(prompt, params=params)),
+        (f"speculative, K = {k}", fast.generate(prompt, params=params)),
+    ]
+    console = Console(no_color=no_color, highlight=False)
+    panels = []
+    for title, result in results:
+        body = Text(prompt, style="dim")
+        for event in result.tokens:
+            body.append(event.text, style=STYLES[event.provenance])
+        panels.append(
+            Panel(
+                body,
+                title=title,
+                subtitle=common.describe(result.stats),
+                width=max(40, min(88, console.width // 2 - 1)),
+            )
+        )
+    console.print(Columns(panels, padding=(0, 1)))
+    console.print(Text("colours: ").append(legend()))
+    (_, a), (_, b) = results
+    ratio = b.stats.tokens_per_second / a.stats.tokens_per_second
+    if temperature == 0:
+        same = "the same" if a.token_ids == b.token_ids else "NOT the same"
+        console.print(f"{same} {len(b.token_ids)} tokens, {ratio:.2f}x as fast")
+    else:
+        console.print(
+            f"two draws from the same law (sampling): {ratio:.2f}x as many tokens per second"
+        )

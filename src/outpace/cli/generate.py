@@ -1,0 +1,121 @@
+"""`outpace generate`: text from a prompt, streamed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import OptionError
+from . import common
+
+if TYPE_CHECKING:
+    from ..types import Result
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to continue; standard input without it.")
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", "-f", help="Read the prompt from a file ('-': stdin).")
+    ] = None,
+    model: common.Model = "demo",
+    drafter: common.DrafterName = None,
+    k: common.DraftLength = 4,
+    temperature: common.Temperature = 0.0,
+    top_p: common.TopP = 1.0,
+    top_k: common.TopK = None,
+    seed: common.Seed = None,
+    max_new_tokens: common.MaxNewTokens = 128,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="End before this text (repeatable).")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="The prompt is a user's message.")] = False,
+    system: Annotated[
+        str | None, typer.Option("--system", help="System message; implies --chat.")
+    ] = None,
+    dtype: common.Dtype = None,
+    device: common.Device = None,
+    as_json: common.AsJson = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print statistics to stderr.")] = False,
+    no_color: common.NoColor = False,
+) -> None:
+    """Generate from a model; on a terminal, tokens are coloured by where they came from."""
+    from ..types import SamplingParams
+
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        stop=tuple(stop or ()),
+    )
+    text = _prompt(prompt, file)
+    generator = common.load_with_bar(
+        model, common.drafter_for(model, drafter), k, dtype, device, max_batch=1
+    )
+    if chat or system is not None:
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        messages.append({"role": "user", "content": text})
+        stream = generator.stream(messages=messages, params=params)
+        text = ""
+    else:
+        stream = generator.stream(text, params=params)
+    with stream:
+        if as_json:
+            for _ in stream:
+                pass
+            print(json.dumps(as_dict(stream.results[0]), ensure_ascii=False))
+        elif sys.stdout.isatty() and not no_color:
+            _show(stream, text)
+        else:
+            for event in stream:
+                sys.stdout.write(event.text)
+                sys.stdout.flush()
+            sys.stdout.write("\n")
+    if stats:
+        from rich.console import Console
+
+        common.print_stats(stream.results[0].stats, Console(stderr=True, no_color=no_color))
+
+
+def _prompt(prompt: str | None, file: str | None) -> str:
+    if prompt is not None and file is not None:
+        raise OptionError("give a prompt or --file, not both")
+    if prompt is None and file is None and sys.stdin.isatty():
+        raise OptionError("no prompt: give one as argument, with --file, or on standard input")
+    text = prompt if prompt is not None else common.read_text(file or "-")
+    if not text:
+        raise OptionError("the prompt is empty: give at least one token of text")
+    return text
+
+
+def _show(stream: Any, prompt: str) -> None:
+    from rich.console import Console
+
+    from .show import TokenView
+
+    console = Console(highlight=False)
+    with TokenView(console, lambda: common.describe(stream.stats), prompt) as view:
+        for event in stream:
+            view.add(event)
+    console.print(f"[dim]{common.describe(stream.stats)}[/dim]")
+
+
+def as_dict(result: Result) -> dict[str, Any]:
+    """A result as JSON-ready data."""
+    return {
+        "prompt": result.prompt,
+        "text": result.text,
+        "token_ids": list(result.token_ids),
+        "finish_reason": result.finish_reason,
+        "stopped_by": result.stopped_by,
+        "seed": result.seed,
+        "tokens": [asdict(event) for event in result.tokens],
+        "stats": result.stats.to_dict(),
+    }

@@ -1,0 +1,80 @@
+"""`outpace`: the commands, and errors as one line with exit code 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from ..errors import OutpaceError
+from . import bench, demo, generate, train
+
+app = typer.Typer(
+    name="outpace",
+    help="Lossless speculative decoding: the target model's own output, faster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("generate")(generate.generate)
+app.command("bench")(bench.bench)
+app.command("demo")(demo.demo)
+app.add_typer(train.app, name="train")
+
+
+def _version(value: bool) -> None:
+    if value:
+        from .. import __version__
+
+        typer.echo(f"outpace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    pass
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code."""
+    import click
+
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(
+            args=None if arguments is None else list(arguments),
+            prog_name="outpace",
+            standalone_mode=False,
+        )
+        return code if isinstance(code, int) else 0
+    except OutpaceError as error:
+        return _fail(str(error))
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx is not None else "outpace"
+        return _fail(f"{error.format_message().rstrip('.')}: see {where} --help")
+    except click.ClickException as error:
+        return _fail(error.format_message())
+    except (KeyboardInterrupt, click.Abort):
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader went away (a pager, `head`): not an error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _fail(message: str) -> int:
+    print("outpace: " + " ".join(message.split()), file=sys.stderr)
+    return 2
+
+
+def main() -> None:
+    """Entry point of the `outpace` command."""
+    sys.exit(run())

@@ -1,0 +1,170 @@
+"""A smaller model of the same vocabulary as the drafter.
+
+Leviathan et al., 2023: the draft model generates K tokens one by one, drawn
+from its own law under the request's own sampling parameters. It keeps a cache
+of its own. After a full acceptance that cache lacks the last drafted token;
+whatever of the context it lacks is fed at the start of the next round, so it
+is in sync after every outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..models.base import LanguageModel, prefill
+from ..models.cache import SlotCache
+from ..sampling import Warp, categorical
+from ..trees import chain
+from ..types import Draft, Law, PointMass, Rows
+from .base import Commit, Context
+
+_CATCH_UP = 8
+"""A draft's first pass takes up to this many missing tokens; more are prefilled."""
+
+
+class ModelDrafter:
+    """Drafts chains with a language model.
+
+    Args:
+        model: the draft model.
+        vocab_size: the target's V. Logits of ids the target lacks are cut off,
+            ids the draft lacks get probability 0; both keep the law exact.
+    """
+
+    laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
+    proposes_trees: ClassVar[bool] = False
+
+    def __init__(self, model: LanguageModel, vocab_size: int, name: str = "model") -> None:
+        self.model = model
+        self.name = name
+        self.taps: tuple[int, ...] = ()
+        self._vocab_size = vocab_size
+        self._cache: SlotCache
+        self._drafted: dict[int, int] = {}  # slot -> drafted tokens its cache holds
+
+    def start(self, slots: int, max_len: int) -> None:
+        self._cache = self.model.new_cache(slots, max_len)
+
+    def open(self, context: Context, features: tuple[Tensor, ...] = ()) -> None:
+        self._cache.truncate(context.slot, 0)
+        prefill(self.model, self._cache, context.slot, self._known(context.tokens[:-1]))
+
+    def close(self, slot: int) -> None:
+        self._cache.truncate(slot, 0)
+        self._drafted.pop(slot, None)
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        for commit in commits:
+            drafted = self._drafted.pop(commit.slot, 0)
+            surplus = max(0, drafted - len(commit.path))
+            self._cache.truncate(commit.slot, self._cache.lengths[commit.slot] - surplus)
+
+    def draft(
+        self, contexts: Sequence[Context], budgets: Sequence[int], warp: Warp, noise: Tensor | None
+    ) -> Draft:
+        room = self.model.context_length
+        budgets = [
+            max(0, min(b, room - len(c.tokens))) for c, b in zip(contexts, budgets, strict=True)
+        ]
+        trees = tuple(chain(b) for b in budgets)
+        live = [i for i, budget in enumerate(budgets) if budget]
+        if len(live) == len(contexts):
+            return Draft(*self._draw(contexts, budgets, warp, noise), trees=trees)
+        tokens = torch.zeros(
+            len(contexts), max(budgets), dtype=torch.int64, device=self.model.device
+        )
+        if not live:
+            return Draft(tokens, PointMass(), trees=trees)
+        drawn, law = self._draw(
+            [contexts[i] for i in live],
+            [budgets[i] for i in live],
+            warp.select(live),
+            None if noise is None else noise[live],
+        )
+        tokens[live] = drawn
+        if isinstance(law, Rows):
+            q = law.q.new_zeros(len(contexts), *law.q.shape[1:])
+            q[live] = law.q
+            law = Rows(q)
+        return Draft(tokens, law, trees=trees)
+
+    def _draw(
+        self, contexts: Sequence[Context], budgets: Sequence[int], warp: Warp, noise: Tensor | None
+    ) -> tuple[Tensor, Law]:
+        """Draft tokens `[B, N]` and their law for sequences with budgets >= 1."""
+        slots = [c.slot for c in contexts]
+        tokens: list[Tensor] = []
+        rows: list[Tensor] = []
+        for step in range(max(budgets)):
+            if step == 0:
+                logits = self._catch_up(contexts)
+            else:
+                logits = self._step(tokens[-1], slots, budgets, step)
+            if warp.all_greedy:
+                tokens.append(logits.argmax(-1))  # [B, 1]
+            else:
+                assert noise is not None
+                rows.append(warp(logits))  # [B, 1, V]
+                tokens.append(categorical(rows[-1], noise[:, step : step + 1]))
+        for slot, budget in zip(slots, budgets, strict=True):
+            self._drafted[slot] = budget - 1
+        return torch.cat(tokens, 1), Rows(torch.cat(rows, 1)) if rows else PointMass()
+
+    def _catch_up(self, contexts: Sequence[Context]) -> Tensor:
+        """Feed what each cache lacks of its context; logits `[B, 1, V]` after the last token."""
+        lengths = self._cache.lengths
+        missing = []
+        for c in contexts:
+            held = lengths[c.slot]
+            if len(c.tokens) - held > _CATCH_UP:
+                prefill(self.model, self._cache, c.slot, self._known(c.tokens[held:-1]))
+            missing.append(self._known(c.tokens[lengths[c.slot] :]))
+        width = max(map(len, missing))
+        base = torch.tensor([lengths[c.slot] for c in contexts]).unsqueeze(1)
+        padded = torch.tensor([m + [0] * (width - len(m)) for m in missing])
+        slots = [c.slot for c in contexts]
+        out = self._forward(padded, base + torch.arange(width), slots)
+        for slot, m in zip(slots, missing, strict=True):
+            self._cache.commit(slot, range(len(m)))
+        if width == 1:
+            return out
+        last = torch.tensor([len(m) - 1 for m in missing], device=out.device)
+        return out[torch.arange(len(slots), device=out.device), last].unsqueeze(1)
+
+    def _step(
+        self, token: Tensor, slots: Sequence[int], budgets: Sequence[int], step: int
+    ) -> Tensor:
+        """One more token `[B, 1]`; sequences past their budget run along, uncommitted."""
+        base = torch.tensor([[self._cache.lengths[s]] for s in slots])
+        out = self._forward(token, base, slots)
+        for slot, budget in zip(slots, budgets, strict=True):
+            if step < budget:
+                self._cache.commit(slot, (0,))
+        return out
+
+    def _forward(self, tokens: Tensor, positions: Tensor, slots: Sequence[int]) -> Tensor:
+        model = self.model
+        if model.vocab_size < self._vocab_size:
+            tokens = tokens.clamp_max(model.vocab_size - 1)
+        out = model.forward(
+            tokens.to(model.device),
+            positions.clamp_max(model.context_length - 1).to(model.device),
+            self._cache,
+            slots,
+        ).logits
+        assert out is not None
+        if model.vocab_size > self._vocab_size:
+            return out[..., : self._vocab_size]
+        if model.vocab_size < self._vocab_size:
+            return F.pad(out, (0, self._vocab_size - model.vocab_size), value=-torch.inf)
+        return out
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens with ids the draft has no embedding for (padding) replaced by its last."""
+        last = self.model.vocab_size - 1
+        return list(tokens) if last >= self._vocab_size - 1 else [min(t, last) for t in tokens]

@@ -1,0 +1,99 @@
+"""One request on its way through the engine."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+
+from ..models.tokenizer import Detokenizer
+from ..sampling import RequestNoise
+from ..types import FinishReason, Provenance, SamplingParams, TokenEvent
+from .stats import Stats
+from .stopping import StopScanner
+
+
+class Sequence:
+    """Prompt, committed tokens and everything that belongs to one request alone.
+
+    Attributes:
+        tokens: prompt and emitted tokens; the target's cache holds all but the last.
+        events: every event so far; `fresh` those nobody has fetched yet.
+        slot: its slot while it runs, None before and after.
+    """
+
+    def __init__(
+        self,
+        prompt: SequenceOf[int],
+        params: SamplingParams,
+        seed: int,
+        eos: frozenset[int],
+        limit: int,
+        detokenizer: Detokenizer,
+        index: int = 0,
+    ) -> None:
+        self.prompt = tuple(prompt)
+        self.params = params
+        self.seed = seed
+        self.index = index
+        self.noise = RequestNoise(seed)
+        self.tokens = list(prompt)
+        self.events: list[TokenEvent] = []
+        self.fresh: deque[TokenEvent] = deque()
+        self.slot: int | None = None
+        self.finish_reason: FinishReason | None = None
+        self.stopped_by: str | int | None = None
+        self.stats = Stats()
+        self._eos = eos
+        self._limit = limit
+        self._detokenizer = detokenizer
+        self._scanner = StopScanner(params.stop)
+
+    @property
+    def emitted(self) -> list[int]:
+        return self.tokens[len(self.prompt) :]
+
+    @property
+    def text(self) -> str:
+        return "".join(e.text for e in self.events)
+
+    def budget(self, k: int) -> int:
+        """The longest path worth drafting: no token past the request's or the model's end."""
+        left = self.params.max_new_tokens - len(self.events)
+        return max(0, min(k, left - 1, self._limit - len(self.tokens) - 1))
+
+    def push(self, token: int, provenance: Provenance, depth: int, logprob: float) -> bool:
+        """Take one emitted token; True when it is the last."""
+        self.tokens.append(token)
+        if token in self._eos:
+            self.finish_reason, self.stopped_by, text = "stop", token, ""
+        else:
+            text = self._scanner.push(self._detokenizer.push(token))
+            if self._scanner.found is not None:
+                self.finish_reason, self.stopped_by = "stop", self._scanner.found
+            elif len(self.events) + 1 == self.params.max_new_tokens:
+                self.finish_reason = "length"
+            elif len(self.tokens) == self._limit:
+                self.finish_reason = "context"
+        if self.finish_reason is not None and self._scanner.found is None:
+            text += self._last_text()
+        event = TokenEvent(text, token, logprob, provenance, depth, self.index)
+        self.events.append(event)
+        self.fresh.append(event)
+        return self.finish_reason is not None
+
+    def cancel(self) -> None:
+        """Let go: nothing more will be emitted."""
+        if self.finish_reason is None:
+            self.finish_reason = "cancelled"
+            if self.events:
+                last = self.events[-1]
+                self.events[-1] = replace(last, text=last.text + self._last_text())
+
+    def _last_text(self) -> str:
+        """Characters and possible stop strings that were left open."""
+        text = self._scanner.push(self._detokenizer.flush())
+        if self._scanner.found is not None:  # completed by a replaced character
+            self.finish_reason, self.stopped_by = "stop", self._scanner.found
+            return text
+        return text + self._scanner.flush()

@@ -1,0 +1,234 @@
+"""Any other transformers causal LM, over the same slot cache.
+
+The model's own code runs; our cache stands in for its cache. Keys and values
+are written into the slots, attention gets an explicit mask and positions, and
+rolling back is forgetting. That is exact for a model whose only memory is
+attention over positions, and for nothing else, so a model is tried before it
+is used: a committed prefix, a branched block, a rollback, compared with the
+model's own plain forward pass. What does not agree is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from ..errors import UnsupportedModelError, first_line
+from ..trees import block_mask, block_offsets
+from ..types import Tree
+from .base import ForwardOutput, prefill
+from .cache import BUCKET, SlotCache, round_up
+from .masks import additive, visible, within
+
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
+"""Largest logit difference allowed in the trial, relative to the largest logit."""
+
+
+class _SlotLayers(Cache):  # type: ignore[misc]
+    """What a transformers model sees as its cache during one forward pass."""
+
+    def __init__(self, cache: SlotCache, slots: Tensor, write: Tensor, length: int) -> None:
+        super().__init__(layers=[])
+        self._cache, self._slots, self._write, self._length = cache, slots, write, length
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write `[B, heads, T, D]` in place, give back `[B, heads, length, D]`."""
+        out = []
+        for offset, states in enumerate((key_states, value_states)):
+            held = self._cache.storage[2 * layer_idx + offset]  # [slots, S, heads, D]
+            rows = states.transpose(1, 2).flatten(0, 1)
+            held.view(-1, *held.shape[2:]).index_copy_(0, self._write, rows.to(held.dtype))
+            out.append(held[self._slots, : self._length].transpose(1, 2).to(states.dtype))
+        return out[0], out[1]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._length
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self._length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self._length, 0
+
+
+class TransformersAdapter:
+    """A transformers causal LM as a `LanguageModel`.
+
+    Args:
+        model: a loaded model in evaluation mode.
+
+    Raises:
+        UnsupportedModelError: its cache cannot roll back; the message says why.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model.eval()
+        config = model.config.get_text_config(decoder=True)
+        self._config = config
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.context_length = int(getattr(config, "max_position_embeddings", None) or 2048)
+        refuse_stateful(type(model))
+        self._window = _windows(config)
+        self._layout = self._read_layout()
+        self._try_out()
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self._model.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self._model.dtype
+        return dtype
+
+    def new_cache(self, slots: int, max_len: int) -> SlotCache:
+        def make(slots: int, capacity: int) -> list[Tensor]:
+            return [
+                torch.zeros(slots, capacity, heads, dim, dtype=self.dtype, device=self.device)
+                for heads, dim in self._layout
+            ]
+
+        return SlotCache(slots, max_len, make)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: SlotCache,
+        slots: Sequence[int],
+        mask: Tensor | None = None,
+        taps: Sequence[int] = (),
+        logits: bool = True,
+    ) -> ForwardOutput:
+        rows = tokens.shape[1]
+        cache.reserve(slots, rows)
+        lengths = [cache.lengths[s] for s in slots]
+        length = round_up(max(lengths) + rows, BUCKET)
+        seen = visible(lengths, rows, length, mask, self.device)
+        view = _SlotLayers(
+            cache,
+            torch.tensor(list(slots), device=self.device),
+            cache.row_indices(slots, rows).to(self.device),
+            length,
+        )
+        out = self._model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=self._masks(seen, lengths, positions),
+            past_key_values=view,
+            use_cache=True,
+            output_hidden_states=bool(taps),
+            logits_to_keep=0 if logits else 1,
+        )
+        states = tuple(out.hidden_states[t + 1] for t in taps) if taps else ()
+        return ForwardOutput(out.logits if logits else None, states)
+
+    def _masks(self, seen: Tensor, lengths: Sequence[int], positions: Tensor) -> Any:
+        full = additive(seen, self.dtype)
+        if self._window is None:
+            return full
+        size, mixed = self._window
+        near = seen & within(size, lengths, positions, seen.shape[-1])
+        windowed = additive(near, self.dtype)
+        if not mixed:
+            return windowed
+        return {"full_attention": full, "sliding_attention": windowed}
+
+    @torch.inference_mode()
+    def _read_layout(self) -> list[tuple[int, int]]:
+        """(heads, width) of every layer's keys and values, from one plain step."""
+        held: list[tuple[int, int]] = []
+        probe = torch.tensor([[1, 2]], device=self.device)
+        try:
+            cache = self._model(input_ids=probe, use_cache=True).past_key_values
+        except Exception as error:
+            raise UnsupportedModelError(f"it does not run: {first_line(error)}") from error
+        for i, layer in enumerate(getattr(cache, "layers", [])):
+            if not all(isinstance(getattr(layer, n, None), Tensor) for n in ("keys", "values")):
+                raise UnsupportedModelError(
+                    f"layer {i} keeps a state ({type(layer).__name__}) that cannot be rolled back"
+                )
+            held += [(s.shape[1], s.shape[3]) for s in (layer.keys, layer.values)]
+        if not held:
+            raise UnsupportedModelError("it keeps no cache of keys and values per layer")
+        return held
+
+    @torch.inference_mode()
+    def _try_out(self) -> None:
+        """Compare a prefix, a branched block and a rollback with plain forward passes."""
+        size = min(self.vocab_size, 64)
+        ids = [(7 * i + 3) % size for i in range(10)]
+        prefix, branches, after = ids[:5], ids[5:8], ids[8]
+        tree = Tree((-1, 0, -1))  # two branches; the second is the one that is kept
+        try:
+            cache = self.new_cache(2, 128)
+            prefill(self, cache, 1, prefix[:-1])
+            block = torch.tensor([[prefix[-1], *branches]], device=self.device)
+            offsets = block_offsets([tree], 4).to(self.device) + len(prefix) - 1
+            mask = block_mask([tree], 4)
+            assert mask is not None
+            tried = [self._last(block, offsets, cache, mask.to(self.device))[0, [0, 2, 3]]]
+            cache.commit(1, (0, 3))
+            at = torch.tensor([[len(prefix) + 1]], device=self.device)
+            tried.append(self._last(torch.tensor([[after]], device=self.device), at, cache)[0])
+        except Exception as error:
+            raise UnsupportedModelError(
+                f"it does not run with an explicit mask and positions ({first_line(error)})"
+            ) from error
+        paths = [prefix, [*prefix, *branches[:2]], [*prefix, branches[2]]]
+        paths.append([*paths[2], after])
+        plain = torch.stack([self._plain(path) for path in paths])
+        worst = (torch.cat(tried).float() - plain).abs().max().item()
+        bound = _TOLERANCE[self.dtype] * plain.abs().max().item()
+        if not worst <= bound:
+            raise UnsupportedModelError(
+                f"after a rollback its logits are off by {worst:.2g}: it remembers more than "
+                "keys and values, or ignores the mask"
+            )
+
+    def _last(
+        self, tokens: Tensor, positions: Tensor, cache: SlotCache, mask: Tensor | None = None
+    ) -> Tensor:
+        out = self.forward(tokens, positions, cache, [1], mask).logits
+        assert out is not None
+        return out
+
+    def _plain(self, path: list[int]) -> Tensor:
+        tokens = torch.tensor([path], device=self.device)
+        logits: Tensor = self._model(input_ids=tokens, use_cache=False).logits[0, -1]
+        return logits.float()
+
+
+def refuse_stateful(model_class: type) -> None:
+    """Refuse what its class already shows, before weights are loaded.
+
+    Raises:
+        UnsupportedModelError: a recurrent state, or no way to place tokens.
+    """
+    if getattr(model_class, "_is_stateful", False):
+        raise UnsupportedModelError("it keeps a recurrent state that cannot be rolled back")
+    if "position_ids" not in inspect.signature(model_class.forward).parameters:  # type: ignore[attr-defined]
+        raise UnsupportedModelError("its forward pass takes no position_ids")
+
+
+def _windows(config: Any) -> tuple[int, bool] | None:
+    """The sliding window and whether only some layers have it; None when none has."""
+    window = getattr(config, "sliding_window", None)
+    if not window or getattr(config, "use_sliding_window", True) is False:
+        return None
+    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
+    if "sliding_attention" not in kinds:
+        return None
+    return int(window), len(kinds) > 1
+
+
+__all__ = ["TransformersAdapter", "refuse_stateful"]

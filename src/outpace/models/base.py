@@ -1,0 +1,95 @@
+"""The contract of a language model: one forward pass over slots of a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .cache import SlotCache
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """Logits `[B, T, V]` (None when not asked for) and tapped hidden states `[B, T, H]`."""
+
+    logits: Tensor | None
+    taps: tuple[Tensor, ...] = ()
+
+
+class LanguageModel(Protocol):
+    """What the engine and the drafters need of a model.
+
+    Attributes:
+        vocab_size: V, the width of the logits, padding rows included.
+        context_length: positions the model was made for.
+    """
+
+    vocab_size: int
+    context_length: int
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def new_cache(self, slots: int, max_len: int) -> SlotCache: ...
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: SlotCache,
+        slots: Sequence[int],
+        mask: Tensor | None = None,
+        taps: Sequence[int] = (),
+        logits: bool = True,
+    ) -> ForwardOutput:
+        """Run B sequences over T rows each, behind what their slots hold.
+
+        Every row sees all committed positions of its slot. Within the block it
+        sees itself and what came before it, or, with `mask`, its ancestors.
+        The rows' keys and values are written behind the slot's length; nothing
+        is committed.
+
+        Args:
+            tokens: `[B, T]` int64. Rows behind a sequence's own end are padding.
+            positions: `[B, T]` int64, absolute.
+            slots: B distinct slots of `cache`.
+            mask: `[B, T, T]` bool, `mask[b, i, j]`: row i may look at row j.
+            taps: layers whose output is wanted (0 is the first layer's).
+            logits: False skips the head (prefill).
+        """
+        ...
+
+
+PREFILL_CHUNK = 512
+
+
+def prefill(
+    model: LanguageModel,
+    cache: SlotCache,
+    slot: int,
+    tokens: Sequence[int],
+    taps: Sequence[int] = (),
+) -> tuple[Tensor, ...]:
+    """Append tokens to a slot in chunks and commit them; tapped states `[1, T, H]`, if any."""
+    parts: list[tuple[Tensor, ...]] = []
+    for start in range(0, len(tokens), PREFILL_CHUNK):
+        chunk = tokens[start : start + PREFILL_CHUNK]
+        base = cache.lengths[slot]
+        out = model.forward(
+            torch.tensor([chunk], device=model.device),
+            torch.arange(base, base + len(chunk), device=model.device).unsqueeze(0),
+            cache,
+            [slot],
+            taps=taps,
+            logits=False,
+        )
+        cache.commit(slot, range(len(chunk)))
+        parts.append(out.taps)
+    return tuple(torch.cat(states, dim=1) for states in zip(*parts, strict=True))

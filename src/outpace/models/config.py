@@ -1,0 +1,127 @@
+"""What the lean decoder needs to know of a checkpoint, read from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import CheckpointError, UnsupportedModelError
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeanConfig:
+    """The shape of a Llama-family decoder.
+
+    Attributes:
+        windows: per layer, how many positions back a row may look (itself
+            included); None is no limit.
+        rotary: per layer, whether queries and keys are rotated.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_size: int
+    context_length: int
+    norm_eps: float
+    tied: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    rope: Mapping[str, Any]
+    windows: tuple[int | None, ...]
+    rotary: tuple[bool, ...]
+
+    @classmethod
+    def read(cls, c: Mapping[str, Any]) -> LeanConfig:
+        """From a configuration with its defaults filled in.
+
+        Raises:
+            UnsupportedModelError: another family, or a variant that the lean
+                decoder would not compute exactly; the message is the reason.
+            CheckpointError: values that contradict each other.
+        """
+        family = c.get("model_type")
+        if family not in FAMILIES:
+            raise UnsupportedModelError(f"{family!r} is not of the Llama family")
+        if c.get("hidden_act") != "silu":
+            raise UnsupportedModelError(f"its activation is {c.get('hidden_act')!r}, not 'silu'")
+        if c.get("quantization_config"):
+            raise UnsupportedModelError("its weights are quantised")
+        layers, heads, hidden = (
+            int(c["num_hidden_layers"]),
+            int(c["num_attention_heads"]),
+            int(c["hidden_size"]),
+        )
+        kv_heads = int(c.get("num_key_value_heads") or heads)
+        if layers < 1 or heads % kv_heads:
+            raise CheckpointError(
+                f"config.json has {layers} layers, {heads} heads over {kv_heads} key-value heads: "
+                "heads must be a multiple of key-value heads"
+            )
+        attention_bias = bool(c.get("attention_bias"))
+        return cls(
+            family=family,
+            vocab_size=int(c["vocab_size"]),
+            hidden_size=hidden,
+            layers=layers,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=int(c.get("head_dim") or hidden // heads),
+            mlp_size=int(c["intermediate_size"]),
+            context_length=int(c["max_position_embeddings"]),
+            norm_eps=float(c["rms_norm_eps"]),
+            tied=bool(c.get("tie_word_embeddings")),
+            qkv_bias=attention_bias or family == "qwen2",
+            output_bias=attention_bias and family != "qwen2",
+            mlp_bias=bool(c.get("mlp_bias")),
+            qk_norm=family == "qwen3",
+            rope=_rope(c),
+            windows=_windows(c, layers),
+            rotary=_rotary(c, layers),
+        )
+
+
+def _rope(c: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_parameters`, or the older `rope_theta` beside `rope_scaling`."""
+    rope = dict(c.get("rope_parameters") or c.get("rope_scaling") or {})
+    if any(isinstance(v, Mapping) for v in rope.values()):
+        raise UnsupportedModelError("its rotary embedding differs by layer type")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0 or c.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModelError("its rotary embedding covers part of each head only")
+    rope.setdefault("rope_type", rope.get("type") or "default")
+    rope.setdefault("rope_theta", c.get("rope_theta") or 10000.0)
+    if rope["rope_type"] in ("dynamic", "longrope"):
+        raise UnsupportedModelError(
+            f"its rope_type {rope['rope_type']!r} changes frequencies with the length of the text"
+        )
+    return rope
+
+
+def _windows(c: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
+    window = c.get("sliding_window")
+    if not window or c.get("use_sliding_window") is False:
+        return (None,) * layers
+    kinds = c.get("layer_types")
+    if kinds:
+        known = {"full_attention", "sliding_attention"}
+        if set(kinds) - known or len(kinds) != layers:
+            raise UnsupportedModelError(f"its layer types are {sorted(set(kinds))}")
+        return tuple(int(window) if k == "sliding_attention" else None for k in kinds)
+    if c["model_type"] == "mistral":
+        return (int(window),) * layers
+    first = int(c.get("max_window_layers") or 0)
+    return tuple(int(window) if i >= first else None for i in range(layers))
+
+
+def _rotary(c: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+    flags = c.get("no_rope_layers")  # 1 where the layer does rotate
+    return tuple(bool(f) for f in flags) if flags else (True,) * layers

@@ -1,0 +1,320 @@
+"""The lean decoder: the Llama family in one short forward pass.
+
+Query, key and value projections are one matrix, gate and up another; keys and
+values are written in place into the slots; attention reads each slot up to a
+bucket of its own length. So what a row computes depends on its own sequence
+alone: not on how many rows are computed with it (linear layers are prepacked,
+attention gets at least four query rows), nor on the neighbours in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .base import ForwardOutput
+from .cache import BUCKET, SlotCache, round_up
+from .checkpoint import Weights
+from .config import LeanConfig
+from .linear import Linear
+from .masks import additive, visible, within
+from .rope import inverse_frequencies, rotate, rotation_tables
+
+MIN_QUERY_ROWS = 4
+"""Attention over fewer rows takes other kernels, which round differently."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer's parameters."""
+
+    input_norm: Tensor
+    qkv: Linear
+    qk_norm: Tensor | None  # [heads + kv_heads, D]
+    out: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Neighbouring sequences in neighbouring slots whose attention has one shape."""
+
+    rows: slice
+    slots: slice
+    length: int  # positions read
+    full: Tensor  # additive mask [b, 1, G * T, length]
+    windowed: dict[int, Tensor]
+
+
+class LeanDecoder:
+    """A Llama-family decoder over a slot cache. See `LanguageModel`."""
+
+    def __init__(
+        self,
+        config: LeanConfig,
+        load: Callable[[str], Tensor],
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Args: `load` returns a parameter by its checkpoint name, in dtype and on device."""
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.context_length = config.context_length
+        self._embedding = load("model.embed_tokens.weight")
+        self._layers = []
+        for i in range(config.layers):
+            self._layers.append(_layer(config, load, f"model.layers.{i}."))
+            progress()
+        self._norm = load("model.norm.weight")
+        self._head = Linear(self._embedding if config.tied else load("lm_head.weight"))
+        inverse, factor = inverse_frequencies(config.rope, config.head_dim, config.context_length)
+        self._rope = inverse, factor
+        self._cos, self._sin = self._tables(min(config.context_length, 4096))
+
+    @property
+    def device(self) -> torch.device:
+        return self._embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embedding.dtype
+
+    def _tables(self, positions: int) -> tuple[Tensor, Tensor]:
+        return rotation_tables(*self._rope, positions, self.dtype, self.device)
+
+    def new_cache(self, slots: int, max_len: int) -> SlotCache:
+        c = self.config
+
+        def make(slots: int, capacity: int) -> list[Tensor]:
+            # Zeros, not empty: masked positions are multiplied by 0, and 0 * NaN is NaN.
+            shape = (slots, capacity, c.kv_heads, c.head_dim)
+            return [
+                torch.zeros(shape, dtype=self.dtype, device=self.device)
+                for _ in range(2 * c.layers)
+            ]
+
+        return SlotCache(slots, max_len, make)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: SlotCache,
+        slots: Sequence[int],
+        mask: Tensor | None = None,
+        taps: Sequence[int] = (),
+        logits: bool = True,
+    ) -> ForwardOutput:
+        c = self.config
+        rows = tokens.shape[1]
+        cache.reserve(slots, rows)
+        write = cache.row_indices(slots, rows).to(self.device)
+        groups = self._groups(cache, slots, rows, positions, mask)
+        cos, sin = self._rotations(positions, cache)
+        h = F.embedding(tokens, self._embedding)  # [B, T, H]
+        tapped: list[Tensor] = []
+        for i, layer in enumerate(self._layers):
+            x = F.rms_norm(h, (c.hidden_size,), layer.input_norm, c.norm_eps)
+            keys, values = cache.storage[2 * i], cache.storage[2 * i + 1]
+            angles = (cos, sin) if c.rotary[i] else None
+            q = self._write(layer, x, angles, keys, values, write)
+            h = h + layer.out(self._attend(q, keys, values, groups, c.windows[i]))
+            x = F.rms_norm(h, (c.hidden_size,), layer.mlp_norm, c.norm_eps)
+            gate, up = layer.gate_up(x).chunk(2, -1)
+            h = h + layer.down(F.silu(gate) * up)
+            if i in taps:
+                tapped.append(h)
+        if not logits:
+            return ForwardOutput(None, tuple(tapped))
+        h = F.rms_norm(h, (c.hidden_size,), self._norm, c.norm_eps)
+        return ForwardOutput(self._head(h), tuple(tapped))
+
+    def _rotations(self, positions: Tensor, cache: SlotCache) -> tuple[Tensor, Tensor]:
+        """Cosine and sine `[B, T, 1, D]`; the tables grow with the cache."""
+        if cache.capacity > len(self._cos) and len(self._cos) < self.context_length:
+            self._cos, self._sin = self._tables(min(2 * cache.capacity, self.context_length))
+        return self._cos[positions].unsqueeze(2), self._sin[positions].unsqueeze(2)
+
+    def _write(
+        self,
+        layer: Layer,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        keys: Tensor,
+        values: Tensor,
+        write: Tensor,
+    ) -> Tensor:
+        """Project, rotate, put keys and values into the slots; queries `[B, T, heads, D]`."""
+        c = self.config
+        batch, rows, _ = x.shape
+        qkv = layer.qkv(x).view(batch, rows, c.heads + 2 * c.kv_heads, c.head_dim)
+        qk, v = torch.split(qkv, [c.heads + c.kv_heads, c.kv_heads], 2)
+        if layer.qk_norm is not None:
+            qk = F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * layer.qk_norm
+        if angles is not None:
+            qk = rotate(qk, *angles)
+        q, k = torch.split(qk, [c.heads, c.kv_heads], 2)
+        flat = (batch * rows, c.kv_heads, c.head_dim)
+        keys.view(-1, *flat[1:]).index_copy_(0, write, k.reshape(flat))
+        values.view(-1, *flat[1:]).index_copy_(0, write, v.reshape(flat))
+        return q
+
+    def _attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, groups: list[_Group], window: int | None
+    ) -> Tensor:
+        """Attention `[B, T, heads * D]`; a key-value head's query heads share its rows.
+
+        Folding the query heads of a group into rows `[b, kv_heads, G * T, D]`
+        reads keys and values as they lie, without repeating them.
+        """
+        c = self.config
+        batch, rows = q.shape[:2]
+        fold = c.heads // c.kv_heads
+        folded = q.view(batch, rows, c.kv_heads, fold, c.head_dim).permute(0, 2, 3, 1, 4)
+        folded = folded.reshape(batch, c.kv_heads, fold * rows, c.head_dim)
+        short = max(0, MIN_QUERY_ROWS - fold * rows)
+        if short:
+            folded = F.pad(folded, (0, 0, 0, short))
+        parts = [
+            F.scaled_dot_product_attention(
+                folded[g.rows],
+                keys[g.slots, : g.length].transpose(1, 2),
+                values[g.slots, : g.length].transpose(1, 2),
+                attn_mask=g.full if window is None else g.windowed[window],
+            )
+            for g in groups
+        ]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if short:
+            out = out[:, :, :-short]
+        out = out.view(batch, c.kv_heads, fold, rows, c.head_dim).permute(0, 3, 1, 2, 4)
+        return out.reshape(batch, rows, c.heads * c.head_dim)
+
+    def _groups(
+        self,
+        cache: SlotCache,
+        slots: Sequence[int],
+        rows: int,
+        positions: Tensor,
+        mask: Tensor | None,
+    ) -> list[_Group]:
+        """Split the batch into runs of neighbouring slots with the same bucket, so that no
+        key or value is copied and a sequence reads as much alone as among others."""
+        fold = self.config.heads // self.config.kv_heads
+        windows = {w for w in self.config.windows if w is not None}
+        buckets = [round_up(cache.lengths[s] + rows, BUCKET) for s in slots]
+        groups = []
+        start = 0
+        for end in range(1, len(slots) + 1):
+            if end < len(slots) and (
+                slots[end] == slots[end - 1] + 1 and buckets[end] == buckets[start]
+            ):
+                continue
+            picked, length = slice(start, end), buckets[start]
+            lengths = [cache.lengths[s] for s in slots[start:end]]
+            seen = visible(
+                lengths, rows, length, None if mask is None else mask[picked], self.device
+            )
+            groups.append(
+                _Group(
+                    picked,
+                    slice(slots[start], slots[end - 1] + 1),
+                    length,
+                    self._additive(seen, fold),
+                    {
+                        w: self._additive(
+                            seen & within(w, lengths, positions[picked], length), fold
+                        )
+                        for w in windows
+                    },
+                )
+            )
+            start = end
+        return groups
+
+    def _additive(self, seen: Tensor, fold: int) -> Tensor:
+        """0 where seen, -inf elsewhere, `[b, 1, G * T, length]`; padding rows see everything."""
+        mask = additive(seen, self.dtype).repeat(1, 1, fold, 1)
+        return F.pad(mask, (0, 0, 0, max(0, MIN_QUERY_ROWS - mask.shape[2])))
+
+
+def _layer(c: LeanConfig, load: Callable[[str], Tensor], prefix: str) -> Layer:
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+
+    def fused(names: Sequence[str], bias: bool) -> Linear:
+        weight = torch.cat([load(n + ".weight") for n in names])
+        return Linear(weight, torch.cat([load(n + ".bias") for n in names]) if bias else None)
+
+    qk_norm = None
+    if c.qk_norm:
+        qk_norm = torch.cat(
+            [
+                load(attention + "q_norm.weight").expand(c.heads, -1),
+                load(attention + "k_norm.weight").expand(c.kv_heads, -1),
+            ]
+        ).contiguous()
+    return Layer(
+        input_norm=load(prefix + "input_layernorm.weight"),
+        qkv=fused([attention + n for n in ("q_proj", "k_proj", "v_proj")], c.qkv_bias),
+        qk_norm=qk_norm,
+        out=fused([attention + "o_proj"], c.output_bias),
+        mlp_norm=load(prefix + "post_attention_layernorm.weight"),
+        gate_up=fused([mlp + "gate_proj", mlp + "up_proj"], c.mlp_bias),
+        down=fused([mlp + "down_proj"], c.mlp_bias),
+    )
+
+
+def parameter_shapes(c: LeanConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor the decoder reads, by checkpoint name, with its shape."""
+    q, kv, hidden, mlp = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.hidden_size, c.mlp_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (c.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not c.tied:
+        shapes["lm_head.weight"] = (c.vocab_size, hidden)
+    linears = {
+        "self_attn.q_proj": (q, hidden, c.qkv_bias),
+        "self_attn.k_proj": (kv, hidden, c.qkv_bias),
+        "self_attn.v_proj": (kv, hidden, c.qkv_bias),
+        "self_attn.o_proj": (hidden, q, c.output_bias),
+        "mlp.gate_proj": (mlp, hidden, c.mlp_bias),
+        "mlp.up_proj": (mlp, hidden, c.mlp_bias),
+        "mlp.down_proj": (hidden, mlp, c.mlp_bias),
+    }
+    for i in range(c.layers):
+        prefix = f"model.layers.{i}."
+        shapes[prefix + "input_layernorm.weight"] = (hidden,)
+        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+        if c.qk_norm:
+            shapes[prefix + "self_attn.q_norm.weight"] = (c.head_dim,)
+            shapes[prefix + "self_attn.k_norm.weight"] = (c.head_dim,)
+        for name, (rows, columns, bias) in linears.items():
+            shapes[f"{prefix}{name}.weight"] = (rows, columns)
+            if bias:
+                shapes[f"{prefix}{name}.bias"] = (rows,)
+    return shapes
+
+
+def check_weights(config: LeanConfig, weights: Weights) -> None:
+    """Every tensor is there with its shape, and none is left over.
+
+    Raises:
+        CheckpointError: one is missing or misshapen.
+        UnsupportedModelError: the checkpoint has parameters the decoder would ignore.
+    """
+    from ..errors import UnsupportedModelError
+
+    for name, shape in parameter_shapes(config).items():
+        weights.check(name, shape)
+    rest = weights.unused(
+        lambda n: n.endswith("rotary_emb.inv_freq") or (config.tied and n == "lm_head.weight")
+    )
+    if rest:
+        raise UnsupportedModelError(f"it has parameters of another layout, e.g. {rest[0]!r}")

@@ -1,0 +1,41 @@
+"""Draws and residuals: tensors and explicit noise in, tensors out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def categorical(p: Tensor, u: Tensor) -> Tensor:
+    """Draw one index per row by inverting the distribution function.
+
+    Args:
+        p: `[..., V]`, non-negative, each row with positive mass (it need not
+            sum to exactly 1: the noise is scaled by the row's mass).
+        u: `[...]` uniforms on [0, 1), float64.
+
+    Returns:
+        `[...]` int64. An index with p = 0 is never drawn.
+    """
+    cdf = p.double().cumsum(-1)  # [..., V]
+    total = cdf[..., -1:]
+    # u * total may round up to total; the largest smaller number is still inside.
+    point = torch.minimum(u.unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cdf, point, right=True).squeeze(-1)
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """norm((p - q)+) per row, `[..., V]`; p itself where that has no mass.
+
+    The residual is drawn from after a rejection (Leviathan et al., 2023,
+    section 2.3; Chen et al., 2023, theorem 1). It has no mass only where
+    p = q, and there a rejection has probability 0 up to rounding.
+    """
+    rest = (p - q).clamp_min_(0)
+    mass = rest.sum(-1, keepdim=True)
+    return torch.where(mass > 0, rest / mass.clamp_min(torch.finfo(p.dtype).tiny), p)
+
+
+def without(p: Tensor, token: Tensor) -> Tensor:
+    """The residual against a point mass at `token` `[...]`: p without it, renormalised."""
+    return residual(p, torch.zeros_like(p).scatter_(-1, token.unsqueeze(-1), torch.inf))

@@ -1,0 +1,105 @@
+"""Logits to probabilities: temperature, top-k, top-p, in this order.
+
+`Warp` is built once for the sequences of a batch and applied alike to target
+and draft rows, to every verified position with its own prefix, and to plain
+decoding. What is switched off costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..types import SamplingParams
+
+
+def top_k_mask(logits: Tensor, k: Tensor) -> Tensor:
+    """-inf below the k-th largest logit of each row; ties with it stay.
+
+    Args:
+        logits: `[B, T, V]`.
+        k: `[B, 1, 1]` int64, each in [1, V].
+    """
+    ranked = logits.topk(int(k.max()), dim=-1).values  # [B, T, k_max]
+    threshold = ranked.gather(-1, (k - 1).expand(*logits.shape[:-1], 1))
+    return logits.masked_fill(logits < threshold, -torch.inf)
+
+
+def top_p_filter(p: Tensor, top_p: Tensor) -> Tensor:
+    """Keep each row's smallest set of most likely tokens with mass >= top_p, renormalised.
+
+    Args:
+        p: `[B, T, V]`, rows sum to 1.
+        top_p: `[B, 1, 1]` in (0, 1]; rows with 1 pass unchanged.
+    """
+    ranked, order = p.sort(dim=-1, descending=True, stable=True)
+    before = ranked.cumsum(-1) - ranked
+    ranked = ranked.masked_fill((before >= top_p) & (top_p < 1), 0)
+    kept = torch.zeros_like(p).scatter_(-1, order, ranked)
+    return torch.where(top_p < 1, kept / kept.sum(-1, keepdim=True), p)
+
+
+def one_hot_argmax(logits: Tensor) -> Tensor:
+    """The law of greedy decoding: all mass on the first largest logit, `[..., V]`."""
+    best = logits.argmax(-1, keepdim=True)
+    return torch.zeros_like(logits).scatter_(-1, best, 1.0)
+
+
+class Warp:
+    """The sampling parameters of B sequences as one function `[B, T, V]` -> `[B, T, V]`."""
+
+    __slots__ = (
+        "_device",
+        "_greedy",
+        "_params",
+        "_temperature",
+        "_top_k",
+        "_top_p",
+        "_vocab_size",
+        "all_greedy",
+    )
+
+    def __init__(
+        self, params: Sequence[SamplingParams], vocab_size: int, device: torch.device
+    ) -> None:
+        def column(values: Sequence[float]) -> Tensor:
+            return torch.tensor(values, device=device).view(-1, 1, 1)
+
+        self._params, self._vocab_size, self._device = params, vocab_size, device
+        self.all_greedy = all(s.greedy for s in params)
+        self._greedy = column([s.greedy for s in params]) if any(s.greedy for s in params) else None
+        temperatures = [1.0 if s.greedy else s.temperature for s in params]
+        self._temperature: Tensor | float | None
+        if len(set(temperatures)) == 1:
+            self._temperature = temperatures[0] if temperatures[0] != 1 else None
+        else:
+            self._temperature = column(temperatures)
+        self._top_k = None
+        if any(s.top_k is not None and s.top_k < vocab_size for s in params):
+            self._top_k = column([min(s.top_k or vocab_size, vocab_size) for s in params])
+        self._top_p = (
+            column([s.top_p for s in params]) if any(s.top_p < 1 for s in params) else None
+        )
+
+    def select(self, rows: Sequence[int]) -> Warp:
+        """The same for some of the sequences."""
+        return Warp([self._params[i] for i in rows], self._vocab_size, self._device)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Probabilities in fp32 (fp64 stays fp64), rows summing to 1."""
+        x = logits if logits.dtype == torch.float64 else logits.float()
+        if self.all_greedy:
+            return one_hot_argmax(x)
+        if self._temperature is not None:
+            # Relative to the row's maximum, no temperature can overflow.
+            x = (x - x.amax(-1, keepdim=True)) / self._temperature
+        if self._top_k is not None:
+            x = top_k_mask(x, self._top_k)
+        p = torch.softmax(x, dim=-1)
+        if self._top_p is not None:
+            p = top_p_filter(p, self._top_p)
+        if self._greedy is not None:
+            p = torch.where(self._greedy, one_hot_argmax(logits).to(p.dtype), p)
+        return p

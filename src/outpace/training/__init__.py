@@ -1,0 +1,1 @@
+"""Training of the models outpace ships: corpus, tokenizer, loop, objectives."""

@@ -1,0 +1,175 @@
+"""The shipped pair: how its target and its draft are made, from nothing.
+
+Stages, each resumable in the work folder: read the corpus, train the
+tokenizer, encode, train the target on next-token prediction, train the draft
+on the same, distil the draft from the target, write both checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..errors import OptionError
+from . import attention, corpus
+from .bpe import END_OF_TEXT, train_tokenizer
+from .loop import TrainConfig, train
+from .objectives import Objective, forward_kl, next_token
+
+VOCAB_SIZE = 4096
+CONTEXT = 2048
+
+TARGET_SHAPE = {
+    "hidden_size": 384,
+    "num_hidden_layers": 10,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 1024,
+}
+DRAFT_SHAPE = {
+    "hidden_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 768,
+}
+
+STAGES = {
+    "target": TrainConfig(steps=3000),
+    "draft": TrainConfig(steps=2000, muon_lr=6e-3, adamw_lr=5e-3, seed=1),
+    "distil": TrainConfig(
+        steps=800, muon_lr=2e-3, adamw_lr=1e-3, warmup=20, decay_fraction=0.6, seed=2
+    ),
+}
+
+
+def new_model(shape: dict[str, int], seed: int) -> nn.Module:
+    """A randomly initialised Qwen3-shaped causal LM with tied embeddings."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    attention.register()
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        **cast(dict[str, Any], shape),
+        vocab_size=VOCAB_SIZE,
+        head_dim=64,
+        max_position_embeddings=CONTEXT,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        attention_dropout=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=None,
+    )
+    config._attn_implementation = attention.NAME
+    return cast(nn.Module, Qwen3ForCausalLM(config))
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Token streams and where they come from."""
+
+    train: np.ndarray
+    held_out: np.ndarray
+    held_out_paths: tuple[str, ...]
+    files: int
+
+
+def prepare(folder: Path) -> Corpus:
+    """Read the corpus, train the tokenizer, encode; cached in `folder`."""
+    from transformers import AutoTokenizer
+
+    meta = folder / "corpus.json"
+    if not meta.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        files = list(corpus.standard_library())
+        train_tokenizer((f.text for f in files if not f.held_out), VOCAB_SIZE, folder / "tokenizer")
+        tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+        end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+        rng = np.random.default_rng(0)
+        for part in (False, True):
+            chosen = [f for f in files if f.held_out is part]
+            ids: list[int] = [end]
+            for i in rng.permutation(len(chosen)):
+                ids += [*tokenizer(chosen[i].text)["input_ids"], end]
+            name = "held_out" if part else "train"
+            np.save(folder / f"{name}.npy", np.array(ids, dtype=np.uint16))
+        paths = [f.path for f in files if f.held_out]
+        meta.write_text(json.dumps({"held_out": paths, "files": len(files)}, indent=1))
+    info = json.loads(meta.read_text())
+    return Corpus(
+        train=np.load(folder / "train.npy", mmap_mode="r"),
+        held_out=np.load(folder / "held_out.npy", mmap_mode="r"),
+        held_out_paths=tuple(info["held_out"]),
+        files=info["files"],
+    )
+
+
+def run_stage(
+    stage: str,
+    folder: Path,
+    *,
+    steps: int | None = None,
+    minutes: float | None = None,
+    device: str = "cpu",
+    compile_step: bool = False,
+    report: Callable[[dict[str, float]], None] = lambda row: None,
+) -> bool:
+    """Run or resume one stage; True when it has reached its last step.
+
+    Args:
+        steps: overrides the stage's number of steps (a run that has not begun
+            to decay may be made longer or shorter).
+        minutes: stop and save after this long.
+        compile_step: compile forward and backward (needs a C++ compiler).
+    """
+    if stage not in STAGES:
+        raise OptionError(f"unknown stage {stage!r}: choose from {', '.join(STAGES)}")
+    data = prepare(folder / "corpus")
+    config = STAGES[stage]
+    if steps is not None:
+        config = replace(config, steps=steps)
+    model = new_model(TARGET_SHAPE if stage == "target" else DRAFT_SHAPE, config.seed)
+    objective: Objective = next_token
+    if stage == "distil":
+        model.load_state_dict(trained_weights(folder, "draft"))
+        teacher = new_model(TARGET_SHAPE, 0)
+        teacher.load_state_dict(trained_weights(folder, "target"))
+        teacher.to(device).eval()
+        objective = forward_kl(teacher)
+    if compile_step:
+        model.compile()
+    deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
+    return train(
+        model,
+        data.train,
+        data.held_out,
+        config,
+        folder / stage,
+        objective=objective,
+        device=device,
+        report=report,
+        should_stop=lambda: time.monotonic() > deadline,
+    )
+
+
+def trained_weights(folder: Path, stage: str) -> dict[str, torch.Tensor]:
+    """The weights of a stage's last checkpoint.
+
+    Raises:
+        OptionError: the stage has not been run.
+    """
+    path = folder / stage / "checkpoint.pt"
+    if not path.exists():
+        raise OptionError(f"{path} is missing: run the stage {stage!r} first")
+    return cast(
+        dict[str, torch.Tensor], torch.load(path, map_location="cpu", weights_only=True)["model"]
+    )

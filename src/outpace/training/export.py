@@ -1,0 +1,156 @@
+"""From training checkpoints to the folders that ship: weights, tokenizer, card, curve."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import platform
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from .corpus import HELD_OUT_MODULUS
+from .demo import DRAFT_SHAPE, TARGET_SHAPE, VOCAB_SIZE, new_model, prepare, trained_weights
+from .loop import held_out_loss
+
+_MODELS = {"target": ("target", TARGET_SHAPE), "draft": ("distil", DRAFT_SHAPE)}
+
+
+def export_pair(folder: Path) -> Path:
+    """Write `folder/pair/{target,draft}` in bf16, ready to be shipped or loaded.
+
+    Raises:
+        OptionError: a stage has not been trained.
+    """
+    data = prepare(folder / "corpus")
+    out = folder / "pair"
+    facts: dict[str, Any] = {}
+    for name, (stage, shape) in _MODELS.items():
+        model = new_model(shape, 0)
+        model.load_state_dict(trained_weights(folder, stage))
+        place = out / name
+        place.mkdir(parents=True, exist_ok=True)
+        for file in (folder / "corpus" / "tokenizer").iterdir():
+            shutil.copy(file, place / file.name)
+        saved = cast(Any, model.to(torch.bfloat16))
+        saved.config.dtype = torch.bfloat16
+        saved.generation_config.eos_token_id = 0
+        saved.save_pretrained(place)
+        facts[name] = {
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "held_out_loss": held_out_loss(model.float(), data.held_out, 512, rows=256),
+            "stages": _stages(folder, ("target",) if name == "target" else ("draft", "distil")),
+        }
+    plot_losses(folder, out / "loss.png")
+    characters = _characters_per_token(folder, data.held_out)
+    (out / "README.md").write_text(_card(facts, data, characters), encoding="utf-8")
+    (out / "card.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    return out
+
+
+def _read_log(path: Path) -> list[dict[str, float]]:
+    with path.open(newline="") as handle:
+        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(handle)]
+
+
+def _stages(folder: Path, names: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    out = {}
+    for name in names:
+        rows = _read_log(folder / name / "log.csv")
+        seconds = sum(
+            (b["tokens"] - a["tokens"]) / b["tokens_per_s"]
+            for a, b in zip([{"tokens": 0.0}, *rows], rows, strict=False)
+            if b["tokens"] > a["tokens"]
+        )
+        out[name] = {"steps": rows[-1]["step"], "tokens": rows[-1]["tokens"], "seconds": seconds}
+    return out
+
+
+def plot_losses(folder: Path, path: Path) -> None:
+    """Training and held-out loss of every stage over tokens seen."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = [n for n in ("target", "draft", "distil") if (folder / n / "log.csv").exists()]
+    figure, axes = plt.subplots(1, len(names), figsize=(4.5 * len(names), 3.4), squeeze=False)
+    for axis, name in zip(axes[0], names, strict=True):
+        rows = _read_log(folder / name / "log.csv")
+        axis.plot([r["tokens"] / 1e6 for r in rows], [r["train_loss"] for r in rows], lw=0.6)
+        held = [r for r in rows if not math.isnan(r["held_out_loss"])]
+        axis.plot([r["tokens"] / 1e6 for r in held], [r["held_out_loss"] for r in held], lw=1.6)
+        axis.set(title=name, xlabel="tokens (millions)", ylabel="nats per token")
+        axis.set_ylim(0, 6 if name != "distil" else None)
+        axis.legend(["objective", "held-out cross entropy"], frameon=False, fontsize=8)
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _characters_per_token(folder: Path, ids: Any) -> float:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "corpus" / "tokenizer")
+    sample = [int(i) for i in ids[:50_000]]
+    return len(tokenizer.decode(sample, skip_special_tokens=True)) / len(sample)
+
+
+def _card(facts: dict[str, Any], data: Any, characters: float) -> str:
+    lines = [
+        "# The shipped pair",
+        "",
+        "A target and a draft that complete Python, with one tokenizer, so that outpace runs with",
+        "no download. They are small, they know nothing but the standard library's style, and",
+        "they are for trying, testing and measuring speculative decoding. Do not use their code.",
+        "",
+        "| | parameters | held-out loss (nats per token) | bits per character |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, fact in facts.items():
+        bits = fact["held_out_loss"] / math.log(2) / characters
+        lines.append(
+            f"| {name} | {fact['parameters'] / 1e6:.1f}M | {fact['held_out_loss']:.3f} "
+            f"| {bits:.3f} |"
+        )
+    lines += [
+        "",
+        f"Shape: Qwen3 (QK-norm, tied embeddings), byte-level BPE of {VOCAB_SIZE} tokens "
+        f"({characters:.2f} characters per token on held-out text), bf16.",
+        f"Target: {TARGET_SHAPE}. Draft: {DRAFT_SHAPE}.",
+        "",
+        "## Training",
+        "",
+        "`outpace train demo --out FOLDER` makes the pair again. The draft is trained on the data",
+        "first, then distilled from the target (forward KL plus a tenth of cross entropy).",
+        "",
+        "| stage | steps | tokens | hours |",
+        "| --- | --- | --- | --- |",
+    ]
+    for fact in facts.values():
+        for stage, row in fact["stages"].items():
+            lines.append(
+                f"| {stage} | {row['steps']:.0f} | {row['tokens'] / 1e6:.1f}M "
+                f"| {row['seconds'] / 3600:.1f} |"
+            )
+    lines += [
+        "",
+        "![loss](loss.png)",
+        "",
+        f"Machine: {platform.machine()} CPU, PyTorch {torch.__version__.split('+')[0]}, "
+        "bf16 autocast.",
+        "",
+        "## Data",
+        "",
+        f"The Python {platform.python_version()} standard library with its tests: {data.files} "
+        f"files, {len(data.train) / 1e6:.1f}M training tokens. Licence of the source: the PSF",
+        f"licence. One file in {HELD_OUT_MODULUS} (by a hash of its path) was never trained on:",
+        "",
+        ", ".join(f"`{p}`" for p in data.held_out_paths),
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,261 @@
+"""One training loop for every model that outpace trains.
+
+Muon (Jordan et al., 2024) moves the hidden matrices, AdamW everything else.
+The learning rate is warmed up, stays constant, then falls linearly to zero
+over the last part of the run (warmup-stable-decay), so a run can be made
+longer after the fact as long as it has not begun to decay. Everything that
+decides a step (data order included) is a function of the step number: a run
+that was stopped and resumed sees exactly the data an uninterrupted one sees.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import CheckpointError, OptionError
+from .objectives import Objective, next_token
+
+LOG_FIELDS = ("step", "tokens", "train_loss", "held_out_loss", "learning_rate", "tokens_per_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """What a run needs to know. Lengths are in tokens, `batch_tokens` per step.
+
+    `decay_length` replaces `length` while the learning rate decays: short rows
+    are cheap, and a quarter of the run is enough to learn longer contexts.
+    """
+
+    steps: int
+    batch_tokens: int = 8192
+    length: int = 256
+    decay_length: int = 512
+    muon_lr: float = 4e-3
+    adamw_lr: float = 3e-3
+    weight_decay: float = 0.1
+    warmup: int = 60
+    decay_fraction: float = 0.25
+    seed: int = 0
+    evaluate_every: int = 50
+    save_every: int = 50
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.batch_tokens < max(self.length, self.decay_length):
+            raise OptionError("a run needs at least one step and one row of tokens per step")
+
+    @property
+    def decay_start(self) -> int:
+        return int(self.steps * (1 - self.decay_fraction))
+
+    def learning_rate_factor(self, step: int) -> float:
+        """Multiplier of both learning rates at `step`, in [0, 1]."""
+        warm = min(1.0, (step + 1) / self.warmup)
+        left = (self.steps - step) / max(1, self.steps - self.decay_start)
+        return min(warm, left, 1.0)
+
+    def row_length(self, step: int) -> int:
+        return self.decay_length if step >= self.decay_start else self.length
+
+
+def batch_at(tokens: np.ndarray, config: TrainConfig, step: int) -> Tensor:
+    """The rows `[B, length + 1]` of one step.
+
+    The stream is cut into windows at an offset that changes every epoch, and
+    the windows are visited in a fresh order each epoch.
+    """
+    length = config.row_length(step)
+    rows = config.batch_tokens // length
+    windows = (len(tokens) - 1) // length - 1
+    if windows < rows:
+        raise OptionError(f"the corpus has {len(tokens)} tokens, too few for one batch")
+    picked = []
+    for index in range(step * rows, (step + 1) * rows):
+        epoch, within = divmod(index, windows)
+        generator = np.random.default_rng((config.seed, length, epoch))
+        offset = int(generator.integers(length))
+        order = _order(config.seed, length, epoch, windows)
+        start = offset + int(order[within]) * length
+        picked.append(tokens[start : start + length + 1])
+    return torch.from_numpy(np.stack(picked).astype(np.int64))
+
+
+_orders: dict[tuple[int, int, int, int], np.ndarray] = {}
+
+
+def _order(seed: int, length: int, epoch: int, windows: int) -> np.ndarray:
+    key = (seed, length, epoch, windows)
+    if key not in _orders:
+        _orders.clear()
+        _orders[key] = np.random.default_rng((seed, length, epoch, 1)).permutation(windows)
+    return _orders[key]
+
+
+def optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """Muon for hidden matrices, AdamW for embeddings, head and norms."""
+    hidden: list[nn.Parameter] = []
+    other: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        matrix = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
+        (hidden if matrix else other).append(parameter)
+    return [
+        torch.optim.Muon(
+            hidden,
+            lr=config.muon_lr,
+            weight_decay=config.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        ),
+        torch.optim.AdamW(other, lr=config.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+@torch.no_grad()
+def held_out_loss(
+    model: nn.Module, tokens: np.ndarray, length: int, rows: int = 64, device: str = "cpu"
+) -> float:
+    """Mean next-token loss (nats) over up to `rows` evenly spaced held-out windows."""
+    model.eval()
+    starts = np.linspace(0, len(tokens) - length - 1, rows).astype(int)
+    losses = []
+    for group in np.array_split(starts, max(1, rows // 16)):
+        batch = np.stack([tokens[s : s + length + 1] for s in group]).astype(np.int64)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            losses.append(next_token(model, torch.from_numpy(batch).to(device)).item() * len(group))
+    model.train()
+    return sum(losses) / len(starts)
+
+
+def train(
+    model: nn.Module,
+    tokens: np.ndarray,
+    held_out: np.ndarray,
+    config: TrainConfig,
+    folder: Path,
+    *,
+    objective: Objective = next_token,
+    device: str = "cpu",
+    report: Callable[[dict[str, float]], None] = lambda row: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Train `model` in place; resume from `folder` when it holds a checkpoint.
+
+    Args:
+        tokens, held_out: streams of token ids, 1-D.
+        folder: receives `checkpoint.pt` (atomically replaced) and `log.csv`.
+        report: called after each step with the row of the log.
+        should_stop: asked after each step; True saves and returns early.
+
+    Returns:
+        Whether the run reached its last step.
+
+    Raises:
+        CheckpointError: the checkpoint belongs to another configuration.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model.to(device).train()
+    optims = optimizers(model, config)
+    step = _resume(model, optims, config, folder)
+    while step < config.steps:
+        began = time.perf_counter()
+        factor = config.learning_rate_factor(step)
+        for optim, lr in zip(optims, (config.muon_lr, config.adamw_lr), strict=True):
+            for group in optim.param_groups:
+                group["lr"] = lr * factor
+        batch = batch_at(tokens, config, step).to(device)
+        loss = _backward(model, batch, objective, device)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optim in optims:
+            optim.step()
+            optim.zero_grad(set_to_none=True)
+        if not math.isfinite(loss):
+            raise CheckpointError(f"the loss is {loss} at step {step}: lower the learning rate")
+        step += 1
+        seconds = time.perf_counter() - began
+        row = {
+            "step": step,
+            "tokens": step * config.batch_tokens,
+            "train_loss": loss,
+            "held_out_loss": math.nan,
+            "learning_rate": config.muon_lr * factor,
+            "tokens_per_s": config.batch_tokens / seconds,
+        }
+        last = step == config.steps or should_stop()
+        if step % config.evaluate_every == 0 or last:
+            row["held_out_loss"] = held_out_loss(model, held_out, config.length, device=device)
+        _log(folder / "log.csv", row)
+        report(row)
+        if step % config.save_every == 0 or last:
+            _save(model, optims, config, step, folder)
+        if last:
+            break
+    return step == config.steps
+
+
+def _backward(
+    model: nn.Module, batch: Tensor, objective: Objective, device: str, rows: int = 16
+) -> float:
+    """Accumulate gradients over micro-batches of `rows` rows; return the mean loss."""
+    total = 0.0
+    for part in torch.split(batch, rows):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = objective(model, part)
+        share = len(part) / len(batch)
+        (loss * share).backward()  # type: ignore[no-untyped-call]
+        total += loss.item() * share
+    return total
+
+
+def _resume(
+    model: nn.Module, optims: list[torch.optim.Optimizer], config: TrainConfig, folder: Path
+) -> int:
+    path = folder / "checkpoint.pt"
+    if not path.exists():
+        return 0
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    mine, theirs = asdict(config), saved["config"]
+    free = {"steps", "save_every", "evaluate_every", "decay_fraction", "decay_length"}
+    changed = {k for k in mine if k not in free and mine[k] != theirs.get(k)}
+    if changed:
+        raise CheckpointError(
+            f"{path} was made with another {', '.join(sorted(changed))}: "
+            "use the same values or another folder"
+        )
+    model.load_state_dict(saved["model"])
+    for optim, state in zip(optims, saved["optimizers"], strict=True):
+        optim.load_state_dict(state)
+    return int(saved["step"])
+
+
+def _save(
+    model: nn.Module,
+    optims: list[torch.optim.Optimizer],
+    config: TrainConfig,
+    step: int,
+    folder: Path,
+) -> None:
+    state = {
+        "model": model.state_dict(),
+        "optimizers": [o.state_dict() for o in optims],
+        "config": asdict(config),
+        "step": step,
+    }
+    part = folder / "checkpoint.part"
+    torch.save(state, part)
+    part.replace(folder / "checkpoint.pt")
+
+
+def _log(path: Path, row: dict[str, float]) -> None:
+    new = not path.exists()
+    with path.open("a", newline="") as handle:
+        writer = csv.writer(handle)
+        if new:
+            writer.writerow(LOG_FIELDS)
+        writer.writerow([f"{row[k]:.6g}" for k in LOG_FIELDS])

@@ -1,0 +1,39 @@
+"""Verifiers, one file each, and the names they go by."""
+
+from __future__ import annotations
+
+import difflib
+
+from ..errors import OptionError
+from .base import Noise, Verdict, Verifier
+from .greedy import GreedyVerifier
+from .token import TokenVerifier
+
+VERIFIERS: dict[str, type[Verifier]] = {
+    "token": TokenVerifier,
+    "greedy": GreedyVerifier,
+}
+
+
+def make_verifier(name: str) -> Verifier:
+    """The verifier of this name.
+
+    Raises:
+        OptionError: no verifier goes by it.
+    """
+    if name not in VERIFIERS:
+        near = difflib.get_close_matches(name, VERIFIERS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(VERIFIERS)}"
+        raise OptionError(f"unknown verifier {name!r}: {hint}")
+    return VERIFIERS[name]()
+
+
+__all__ = [
+    "VERIFIERS",
+    "GreedyVerifier",
+    "Noise",
+    "TokenVerifier",
+    "Verdict",
+    "Verifier",
+    "make_verifier",
+]
