@@ -1,0 +1,109 @@
+"""Rules and drafters that real systems shipped or nearly shipped, each wrong in one place.
+
+They are negative controls: the tests that pass the sound rule must catch every one.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from outpace.sampling import categorical
+from outpace.types import Rows
+from outpace.verifiers import TokenVerifier, Verdict
+
+
+class _Variant(TokenVerifier):
+    """Token verification with its three ingredients open to sabotage."""
+
+    def ratio(self, u, px, qx):
+        return (u * qx < px) & (qx > 0)
+
+    def rest(self, p, q):
+        return (p - q).clamp_min(0)
+
+    def draw(self, row, u_target, u_accept):
+        return categorical(row, u_target)
+
+    def __call__(self, p, draft, noise):
+        batch, n = draft.tokens.shape
+        b = torch.arange(batch)
+        px = p[:, :n].gather(-1, draft.tokens.unsqueeze(-1)).squeeze(-1)
+        if isinstance(draft.law, Rows):
+            q = draft.law.q
+        else:
+            q = torch.nn.functional.one_hot(draft.tokens, p.shape[-1]).to(p.dtype)
+        qx = q.gather(-1, draft.tokens.unsqueeze(-1)).squeeze(-1)
+        kept = self.ratio(noise.accept, px, qx)
+        accepted = kept.cumprod(1).sum(1)
+        q = torch.cat([q, torch.zeros_like(p[:, :1])], 1)
+        row = self.rest(p[b, accepted], q[b, accepted])
+        u_accept = torch.cat([noise.accept, noise.target[:, :1]], 1)[b, accepted]
+        token = self.draw(row, noise.target[b, accepted], u_accept)
+        nodes = torch.arange(n)
+        return Verdict(torch.where(nodes < accepted.unsqueeze(1), nodes, -1), accepted, token)
+
+
+class Sound(_Variant):
+    """Nothing is broken: the twin itself passes."""
+
+
+class AcceptsImpossible(_Variant):
+    """`u <= p/q`: a token with p = 0 passes when u = 0."""
+
+    def ratio(self, u, px, qx):
+        return u * qx <= px
+
+
+class NoResidual(_Variant):
+    """After a rejection, draws from p instead of the residual."""
+
+    def rest(self, p, q):
+        return p
+
+
+class NotRenormalised(_Variant):
+    """Inverts (p - q)+ without renormalising: the missing mass falls on the last token."""
+
+    def draw(self, row, u_target, u_accept):
+        return (row.cumsum(-1) <= u_target.unsqueeze(-1)).sum(-1).clamp_max(row.shape[-1] - 1)
+
+
+class SharedNoise(_Variant):
+    """The residual is drawn with the uniform that decided the rejection."""
+
+    def draw(self, row, u_target, u_accept):
+        return categorical(row, u_accept)
+
+
+class InvertedRatio(_Variant):
+    """min(1, q/p)."""
+
+    def ratio(self, u, px, qx):
+        return (u * px < qx) & (px > 0)
+
+
+class WrongRowResidual(_Variant):
+    """The residual is taken against the next position's q."""
+
+    def __call__(self, p, draft, noise):
+        verdict = super().__call__(p, draft, noise)
+        if not isinstance(draft.law, Rows) or draft.tokens.shape[1] < 2:
+            return verdict
+        b = torch.arange(len(p))
+        shifted = torch.cat([draft.law.q[:, 1:], draft.law.q[:, :1]], 1)
+        at = verdict.accepted.clamp_max(draft.tokens.shape[1] - 1)
+        rest = (p[b, verdict.accepted] - shifted[b, at]).clamp_min(0) + 1e-300
+        full = verdict.accepted == draft.tokens.shape[1]
+        token = torch.where(full, verdict.token, categorical(rest, noise.target[:, 0]))
+        return Verdict(verdict.path, verdict.accepted, token)
+
+
+class NaNAtZeroMass(_Variant):
+    """Divides by the residual's mass without looking: NaN where p = q."""
+
+    def rest(self, p, q):
+        rest = (p - q).clamp_min(0)
+        return rest / rest.sum(-1, keepdim=True)
+
+
+WRONG_LAW = [NoResidual, NotRenormalised, InvertedRatio, WrongRowResidual]

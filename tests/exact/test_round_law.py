@@ -1,0 +1,206 @@
+"""The law of one round equals the target's to 1e-12, for any p and q, and broken rules do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broken_rules import WRONG_LAW, AcceptsImpossible, NaNAtZeroMass, SharedNoise, Sound
+from enumeration import Drafted, NotIndependent, drafts_of, impossible_at_zero, worst_error
+from outpace.sampling import Warp, categorical, residual, without
+from outpace.trees import chain
+from outpace.types import Draft, PointMass, Rows, SamplingParams
+from outpace.verifiers import GreedyVerifier, Noise, TokenVerifier
+
+EXACT = 1e-12
+
+
+def row(*weights: float) -> torch.Tensor:
+    w = torch.tensor(weights, dtype=torch.float64)
+    return w / w.sum()
+
+
+@st.composite
+def tables(draw, vocab: int, sparse: bool = True):
+    """A random row per prefix; small whole weights make zeros and ties common."""
+    weights = st.lists(st.integers(0 if sparse else 1, 4), min_size=vocab, max_size=vocab)
+    rows: dict[tuple[int, ...], torch.Tensor] = {}
+    data = draw(st.data())
+
+    def table(prefix: tuple[int, ...]) -> torch.Tensor:
+        if prefix not in rows:
+            rows[prefix] = row(*data.draw(weights.filter(any)))
+        return rows[prefix]
+
+    return table
+
+
+@st.composite
+def rounds(draw):
+    vocab = draw(st.integers(2, 5))
+    k = draw(st.integers(0, 3 if vocab <= 3 else 2))
+    return vocab, k, draw(tables(vocab)), draw(tables(vocab))
+
+
+@settings(max_examples=150, deadline=None)
+@given(rounds())
+def test_token_rule_keeps_the_law_for_drawn_drafts(case):
+    vocab, k, p, q = case
+    assert worst_error(TokenVerifier(), p, drafts_of(q, k, vocab), vocab) < EXACT
+
+
+@settings(max_examples=150, deadline=None)
+@given(rounds(), st.data())
+def test_token_rule_keeps_the_law_for_point_masses(case, data):
+    vocab, k, p, _ = case
+    tokens = tuple(data.draw(st.lists(st.integers(0, vocab - 1), min_size=k, max_size=k)))
+    assert worst_error(TokenVerifier(), p, [Drafted(1.0, tokens, None)], vocab) < EXACT
+
+
+@settings(max_examples=40, deadline=None)
+@given(rounds())
+def test_the_twin_agrees(case):
+    vocab, k, p, q = case
+    assert worst_error(Sound(), p, drafts_of(q, k, vocab), vocab) < EXACT
+
+
+P = {(): row(5, 3, 2), (0,): row(1, 6, 3), (1,): row(4, 4, 2), (2,): row(1, 1, 8)}
+Q = {(): row(2, 5, 3), (0,): row(5, 4, 1), (1,): row(1, 2, 7), (2,): row(4, 3, 3)}
+
+
+def p_table(prefix):
+    return P.get(prefix[-1:], P[()])
+
+
+def q_table(prefix):
+    return Q.get(prefix[-1:], Q[()])
+
+
+@pytest.mark.parametrize("rule", WRONG_LAW)
+def test_broken_rules_are_caught(rule):
+    assert worst_error(rule(), p_table, drafts_of(q_table, 2, 3), 3) > 1e-3
+
+
+def test_shared_noise_is_caught():
+    with pytest.raises(NotIndependent):
+        worst_error(SharedNoise(), p_table, drafts_of(q_table, 2, 3), 3)
+
+
+def test_a_misreported_law_is_caught():
+    """Drawn at one temperature, reported at another; and an argmax draft with softmax rows."""
+
+    def hot(prefix):
+        return row(*(q_table(prefix) ** 0.5).tolist())
+
+    assert worst_error(TokenVerifier(), p_table, drafts_of(hot, 2, 3, q_table), 3) > 1e-3
+
+    def argmax(prefix):
+        return torch.nn.functional.one_hot(q_table(prefix).argmax(), 3).double()
+
+    assert worst_error(TokenVerifier(), p_table, drafts_of(argmax, 2, 3, q_table), 3) > 1e-3
+    assert worst_error(TokenVerifier(), p_table, drafts_of(argmax, 2, 3), 3) < EXACT
+
+
+def test_dropping_an_unlikely_token_is_caught_and_keeping_it_is_exact():
+    """A stop by confidence is exact only if the token it looked at stays in the draft."""
+
+    def stopped(drop: bool) -> list[Drafted]:
+        found: dict[tuple[int, ...], Drafted] = {}
+        for d in drafts_of(q_table, 2, 3):
+            length = 2
+            for i in range(2):
+                if float(d.rows[i][d.tokens[i]]) < 0.35:
+                    length = i if drop else i + 1
+                    break
+            tokens = d.tokens[:length]
+            mass = found[tokens].probability if tokens in found else 0.0
+            found[tokens] = Drafted(mass + d.probability, tokens, d.rows[:length])
+        return list(found.values())
+
+    assert worst_error(TokenVerifier(), p_table, stopped(drop=False), 3) < EXACT
+    assert worst_error(TokenVerifier(), p_table, stopped(drop=True), 3) > 1e-2
+
+
+def test_impossible_tokens_never_pass_even_at_zero_noise():
+    def p(prefix):
+        return row(0, 0, 1, 1)
+
+    drafts = drafts_of(lambda prefix: row(1, 1, 1, 1), 2, 4)
+    assert impossible_at_zero(TokenVerifier(), p, drafts, 4) == []
+    assert impossible_at_zero(AcceptsImpossible(), p, drafts, 4) != []
+
+
+def test_residual_without_mass_is_the_target():
+    p = row(1, 2, 3)
+    assert torch.equal(residual(p, p), p)
+    assert torch.equal(without(row(0, 1, 0), torch.tensor(1)), row(0, 1, 0))
+    rejected = Noise(torch.ones(1, 1).double(), torch.full((1, 2), 0.4).double())
+    draft = Draft(torch.tensor([[0]]), Rows(p.reshape(1, 1, 3)), (chain(1),))
+    rows = p.expand(1, 2, 3)
+    assert int(TokenVerifier()(rows, draft, rejected).token) == 1
+    broken = NaNAtZeroMass()
+    row_of = broken.rest(p, p)
+    assert torch.isnan(row_of).all()
+
+
+def test_worked_examples():
+    """The acceptance 0.75, the residual (1, 0, 0), and 0.6 / 0.3 / 0.1 recovered exactly."""
+    target, draft = row(6, 3, 1), row(4, 4, 2)
+    one = Draft(torch.tensor([[1]]), Rows(draft.reshape(1, 1, 3)), (chain(1),))
+    for u, kept in ((0.7499999, 1), (0.7500001, 0)):
+        noise = Noise(torch.tensor([[u]]).double(), torch.zeros(1, 2).double())
+        assert int(TokenVerifier()(target.expand(1, 2, 3), one, noise).accepted) == kept
+    assert residual(row(5, 3, 2), row(2, 5, 3)).tolist() == [1.0, 0.0, 0.0]
+    assert residual(row(4, 5, 1), row(6, 3, 1)).tolist() == [0.0, 1.0, 0.0]
+    error = worst_error(TokenVerifier(), lambda _: target, drafts_of(lambda _: draft, 1, 3), 3)
+    assert error < EXACT
+
+
+def test_acceptance_is_one_minus_total_variation():
+    from enumeration import RoundLaw
+
+    p, q = row(5, 3, 2), row(2, 5, 3)
+    law = RoundLaw(TokenVerifier(), lambda _: p, drafts_of(lambda _: q, 1, 3), 3).emitted
+    accepted = sum(mass for tokens, mass in law.items() if len(tokens) == 2)
+    assert accepted == pytest.approx(1 - 0.5 * (p - q).abs().sum().item(), abs=1e-12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rounds())
+def test_greedy_rule_is_the_token_rule_at_temperature_zero(case):
+    vocab, k, p, q = case
+    warp = Warp([SamplingParams()], vocab, torch.device("cpu"))
+    for d in drafts_of(q, k, vocab)[:20]:
+        logits = torch.stack([p(d.tokens[:i]) for i in range(k + 1)]).log().unsqueeze(0)
+        law = Rows(torch.stack(d.rows).unsqueeze(0)) if k else PointMass()
+        draft = Draft(torch.tensor([d.tokens]).reshape(1, k), law, (chain(k),))
+        noise = Noise(torch.rand(1, k).double(), torch.rand(1, k + 1).double())
+        greedy = GreedyVerifier()(logits, draft, noise)
+        point = Draft(draft.tokens, PointMass(), draft.trees)
+        token = TokenVerifier()(warp(logits), point, noise)
+        assert torch.equal(greedy.accepted, token.accepted)
+        assert torch.equal(greedy.token, token.token)
+        assert torch.equal(greedy.path, token.path)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6).filter(any))
+def test_categorical_has_its_law(weights):
+    """The measure of noise that draws each index is its probability, to 1e-15."""
+    p = row(*weights)
+    edges = []
+    for y in range(len(weights)):
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            mid = (low + high) / 2
+            if mid < 1 and int(categorical(p, torch.tensor(mid).double())) <= y:
+                low = mid
+            else:
+                high = mid
+        edges.append(high)
+    measures = torch.tensor(edges).double().diff(prepend=torch.zeros(1).double())
+    assert torch.allclose(measures, p, atol=1e-15)
+    for u in (0.0, 1 - 2.0**-53):
+        assert p[int(categorical(p, torch.tensor(u).double()))] > 0

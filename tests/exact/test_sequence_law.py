@@ -1,0 +1,169 @@
+"""Whole sequences from the engine have the target's law, for K = 0..4; broken engines do not.
+
+The toy target writes words of three symbols, each depending on all before it
+in the word, and then a separator, certainly. So the words of one long sequence
+are independent draws from a law of 27 known probabilities, and every alignment
+of rounds and words occurs. A χ² test over 200,000 words decides at a false
+alarm rate of 1e-6 per test (seeds are fixed, so it never flickers).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+from scipy import stats
+
+from broken_rules import SharedNoise, Sound
+from outpace.drafters import ModelDrafter
+from outpace.engine import Engine
+from outpace.models import MarkovModel
+from outpace.sampling import RequestNoise, Stream
+from outpace.trees import chain
+from outpace.types import Draft, Rows, SamplingParams
+
+FALSE_ALARM = 1e-6
+SEPARATOR, SYMBOLS = 0, (1, 2, 3)
+V = 4
+
+
+def word_table(seed: int, strict: bool) -> torch.Tensor:
+    """`[V, V, V, V]`: next token given the last three; `strict` forbids misplaced separators."""
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.rand(V, V, V, V, generator=generator, dtype=torch.float64) ** 2 + 0.01
+    if strict:
+        for a, b, c in itertools.product(range(V), repeat=3):
+            # What lies before the last separator must not matter.
+            open_word = SEPARATOR in (a, b, c)
+            if open_word:
+                table[a, b, c, SEPARATOR] = 0
+                if c == SEPARATOR:
+                    table[a, b, c] = table[0, 0, c]
+                elif b == SEPARATOR:
+                    table[a, b, c] = table[0, b, c]
+                table[a, b, c, SEPARATOR] = 0
+            else:
+                table[a, b, c] = torch.eye(V, dtype=torch.float64)[SEPARATOR]
+    return table / table.sum(-1, keepdim=True)
+
+
+TARGET = MarkovModel(word_table(0, strict=True), context_length=1 << 20)
+DRAFT = MarkovModel(word_table(1, strict=False), context_length=1 << 20)
+
+
+def word_law(temperature: float = 1.0) -> dict[tuple[int, ...], float]:
+    table = TARGET.table ** (1 / temperature)
+    table = table / table.sum(-1, keepdim=True)
+    return {
+        (a, b, c): float(table[0, 0, 0, a] * table[0, 0, a, b] * table[0, a, b, c])
+        for a, b, c in itertools.product(SYMBOLS, repeat=3)
+    }
+
+
+def words(engine: Engine, count: int, temperature: float = 1.0, batch: int = 256) -> Counter:
+    """Count words over `batch` long sequences that run together."""
+    per = -(-count // batch)
+    params = SamplingParams(temperature=temperature, max_new_tokens=4 * per)
+    sequences = [engine.submit([SEPARATOR], params.with_seed(s)) for s in range(batch)]
+    while engine.busy:
+        engine.step()
+    found: Counter = Counter()
+    for sequence in sequences:
+        out = sequence.emitted
+        assert len(out) == 4 * per
+        found.update(tuple(out[i : i + 3]) for i in range(0, len(out), 4))
+    return found
+
+
+def p_value(found: Counter, law: dict[tuple[int, ...], float]) -> float:
+    if set(found) - set(law):
+        return 0.0  # impossible words
+    total = sum(found.values())
+    return stats.chisquare([found[w] for w in law], [total * law[w] for w in law]).pvalue
+
+
+def engine(k: int, drafter=None, verifier=None) -> Engine:
+    drafter = drafter or ModelDrafter(DRAFT, V)
+    return Engine(TARGET, drafter if k else None, k, verifier, max_batch=256)
+
+
+@pytest.mark.parametrize("k", range(5))
+def test_words_have_the_targets_law(k):
+    assert p_value(words(engine(k), 200_000), word_law()) > FALSE_ALARM
+
+
+def test_words_have_the_law_at_another_temperature():
+    assert p_value(words(engine(3), 50_000, temperature=0.7), word_law(0.7)) > FALSE_ALARM
+    assert p_value(words(engine(3), 50_000, temperature=0.7), word_law(0.8)) < FALSE_ALARM
+
+
+class Misreporting(ModelDrafter):
+    """Draws at one temperature, reports the rows of another."""
+
+    def draft(self, contexts, budgets, warp, noise):
+        drawn = super().draft(contexts, budgets, warp, noise)
+        if not isinstance(drawn.law, Rows):
+            return drawn
+        flat = drawn.law.q**0.5
+        return Draft(drawn.tokens, Rows(flat / flat.sum(-1, keepdim=True)), drawn.trees)
+
+
+class DropsUnlikely(ModelDrafter):
+    """Ends the draft before a token of low confidence, after having drawn it."""
+
+    def draft(self, contexts, budgets, warp, noise):
+        drawn = super().draft(contexts, budgets, warp, noise)
+        if not isinstance(drawn.law, Rows):
+            return drawn
+        sure = drawn.law.q.gather(-1, drawn.tokens.unsqueeze(-1)).squeeze(-1) > 0.3
+        kept = sure.cumprod(1).sum(1).tolist()
+        trees = tuple(chain(min(n, len(t))) for n, t in zip(kept, drawn.trees, strict=True))
+        return Draft(drawn.tokens, drawn.law, trees)
+
+
+class OutOfSync(ModelDrafter):
+    """After a full acceptance, believes its cache holds the last drafted token. It does not."""
+
+    def observe(self, commits):
+        full = [c.slot for c in commits if len(c.path) > self._drafted.get(c.slot, 0)]
+        super().observe(commits)
+        for slot in full:
+            self._cache.commit(slot, (0,))
+
+
+@pytest.mark.parametrize("broken", [Misreporting, DropsUnlikely])
+def test_a_drafter_with_the_wrong_law_is_caught(broken):
+    found = words(engine(3, broken(DRAFT, V)), 20_000)
+    assert p_value(found, word_law()) < FALSE_ALARM
+
+
+def test_shared_noise_is_caught_in_sequences():
+    found = words(engine(3, verifier=SharedNoise()), 20_000)
+    assert p_value(found, word_law()) < FALSE_ALARM
+    assert p_value(words(engine(3, verifier=Sound()), 20_000), word_law()) > FALSE_ALARM
+
+
+def test_streams_that_share_noise_are_caught(monkeypatch):
+    """Drafts drawn with the acceptance noise: the engine's own keys are tested, too."""
+    honest = RequestNoise.at
+
+    def shared(self, stream, position, indices):
+        return honest(self, Stream.ACCEPT, position, indices)
+
+    monkeypatch.setattr(RequestNoise, "at", shared)
+    assert p_value(words(engine(3), 20_000), word_law()) < FALSE_ALARM
+
+
+def test_a_stale_draft_cache_costs_acceptance_only():
+    """A drafter cannot break the law; one in sync with a copy of the target never errs."""
+    sloppy = engine(3, OutOfSync(DRAFT, V))
+    assert p_value(words(sloppy, 20_000), word_law()) > FALSE_ALARM
+    rates = []
+    for kind in (ModelDrafter, OutOfSync):
+        twin = engine(2, kind(TARGET, V))  # rounds that do not begin with a word
+        words(twin, 2_000)
+        rates.append(twin.stats.acceptance_rate)
+    assert rates[0] == 1.0
+    assert rates[1] < 0.99
