@@ -1,0 +1,358 @@
+"""The lean decoder computes what transformers computes, whatever blocks, trees and neighbours.
+
+Two kinds of equality: with transformers up to rounding, and with itself to the
+last bit, whatever else is computed in the same pass. For both, variants that
+are wrong on purpose show that the check would notice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from running import (
+    alone,
+    append,
+    feed,
+    greedy,
+    in_blocks,
+    path_to,
+    plain,
+    plain_greedy,
+    text,
+    together,
+)
+
+from checkpoints import LEAN
+from outpace.models import inspect_checkpoint, lean, linear, load_model, prefill
+from outpace.models.lean import LeanDecoder
+from outpace.trees import block_mask, block_offsets
+from outpace.types import Tree
+
+BLOCKS = (17, 1, 5, 4, 1, 12)
+CPU = torch.device("cpu")
+EXACT = [
+    "fp32",
+    pytest.param(
+        "bf16",
+        marks=pytest.mark.skipif(
+            not linear.prepacking_available(CPU, torch.bfloat16), reason="no bf16 on this CPU"
+        ),
+    ),
+]
+
+
+def off(a, b):
+    return (a.float() - b.float()).abs().max().item()
+
+
+def changed(saved, **changes):
+    """The same checkpoint, run with a configuration that is wrong on purpose."""
+    source = inspect_checkpoint(saved.folder)
+    return load_model(replace(source, lean=replace(source.lean, **changes)), "fp32", "cpu")
+
+
+# --- as transformers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LEAN)
+def test_logits_are_those_of_transformers(saved, name):
+    model, ids = saved(name).load(), text(40)
+    assert isinstance(model, LeanDecoder)
+    assert off(in_blocks(model, ids, *BLOCKS), plain(saved(name).hf, ids)) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("llama-linear", {"rope": {"rope_type": "default", "rope_theta": 1e4}}),
+        ("llama-yarn", {"rope": {"rope_type": "default", "rope_theta": 1e4}}),
+        ("llama3", {"rope": {"rope_type": "default", "rope_theta": 5e5}}),
+        ("qwen2", {"rope": {"rope_type": "default", "rope_theta": 9e3}}),
+        ("mistral-window", {"windows": (None,) * 3}),
+        ("mistral-window", {"windows": (10,) * 3}),
+        ("qwen2-window", {"windows": (None,) * 3}),
+        ("qwen2-window", {"windows": (7,) * 3}),
+        ("smollm3", {"rotary": (True,) * 3}),
+        ("qwen3", {"norm_eps": 1e-2}),
+    ],
+)
+def test_a_setting_read_wrongly_shows_in_the_logits(saved, name, wrong):
+    model, ids = changed(saved(name), **wrong), text(40)
+    assert isinstance(model, LeanDecoder)
+    assert off(in_blocks(model, ids, *BLOCKS), plain(saved(name).hf, ids)) > 1e-3
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("name", LEAN)
+def test_greedy_continuation_is_that_of_transformers(saved, name, repeats):
+    """Also without repeats: tied embeddings, drawn at random, like to say one token forever."""
+    expected = plain_greedy(saved(name).hf, text(8), 40, repeats)
+    assert repeats or len(set(expected)) == 40
+    assert greedy(saved(name).load(), text(8), 40, repeats) == expected
+
+
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3", "llama-head-dim"])
+def test_shards_hold_the_same_model(saved, name):
+    sharded = saved(f"{name}-shards", *LEAN[name], shard="20KB")
+    assert len(list(sharded.folder.glob("*.safetensors"))) > 3
+    ids = text(20)
+    assert torch.equal(in_blocks(sharded.load(), ids, 20), in_blocks(saved(name).load(), ids, 20))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", LEAN)
+def test_half_precision_is_near_full_precision(saved, name, dtype):
+    model, ids = saved(name).load(dtype), text(40)
+    assert model.dtype == {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    logits, full = in_blocks(model, ids, *BLOCKS), in_blocks(saved(name).load(), ids, *BLOCKS)
+    assert logits.isfinite().all()
+    bound = {"bf16": 0.1, "fp16": 0.01}[dtype]
+    assert 0 < off(logits, full) <= bound * full.abs().max().item()
+
+
+def test_taps_are_the_hidden_states_of_transformers(saved):
+    one, ids = saved("qwen3"), text(12)
+    normed = []
+    hook = one.hf.model.norm.register_forward_pre_hook(lambda module, args: normed.append(args[0]))
+    with torch.inference_mode():
+        states = one.hf(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    hook.remove()
+    cache = one.load().new_cache(1, 64)
+    first = prefill(one.load(), cache, 0, ids[:7], taps=(0, 1, 2))
+    rest = one.load().forward(
+        torch.tensor([ids[7:]]), torch.arange(7, 12)[None], cache, [0], taps=(0, 1, 2)
+    )
+    for tap, expected in enumerate([states[1], states[2], normed[0]]):
+        assert off(torch.cat([first[tap], rest.taps[tap]], 1), expected) <= 1e-4
+    assert off(rest.taps[0], states[2][:, 7:]) > 1e-2  # a neighbouring layer is far away
+
+
+def test_the_head_runs_only_when_asked_for(saved):
+    model = saved("llama2").load()
+    out = model.forward(
+        torch.tensor([[1]]), torch.tensor([[0]]), model.new_cache(1, 64), [0], logits=False
+    )
+    assert out.logits is None
+    assert out.taps == ()
+
+
+# --- long texts -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama-tied-gqa", "mistral-window", "llama-yarn"])
+def test_the_cache_grows_under_a_long_text(saved, name):
+    kind, options = LEAN[name]
+    one = saved(f"{name}-long", kind, options | {"max_position_embeddings": 2048})
+    model, ids, beside = one.load(), text(1100), text(30, seed=1)
+    cache = model.new_cache(2, 2048)
+    append(model, cache, 1, beside[:20])
+    capacities, parts = [cache.capacity], []
+    prefill(model, cache, 0, ids[:200])
+    for start in range(200, 1100, 60):
+        parts.append(append(model, cache, 0, ids[start : start + 60]))
+        capacities.append(cache.capacity)
+    assert sorted(set(capacities)) == [256, 512, 1024, 2048]
+    assert off(torch.cat(parts), plain(one.hf, ids)[200:]) <= 1e-4
+    assert off(feed(model, cache, 1, beside[20:]), plain(one.hf, beside)[20:]) <= 1e-4
+
+
+def test_the_rotation_tables_grow_with_the_cache(saved):
+    options = {"max_position_embeddings": 8192, "num_hidden_layers": 1}
+    one = saved("llama-8k", "Llama", options)
+    model, ids = one.load(), text(4200)
+    cache = model.new_cache(1, 8192)
+    prefill(model, cache, 0, ids[:-4])
+    assert off(feed(model, cache, 0, ids[-4:]), plain(one.hf, ids)[-4:]) <= 1e-4
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 40])
+def test_prefill_in_chunks_equals_one_go(saved, monkeypatch, chunk):
+    model, ids = saved("qwen2-window").load(), text(40)
+
+    def run():
+        cache = model.new_cache(1, 64)
+        states = prefill(model, cache, 0, ids[:-1], taps=(0, 2))
+        assert cache.lengths == [39]
+        return [*states, feed(model, cache, 0, ids[-1:])]
+
+    whole = run()
+    assert whole[0].shape == (1, 39, 48)
+    monkeypatch.setattr("outpace.models.base.PREFILL_CHUNK", chunk)
+    for a, b in zip(run(), whole, strict=True):
+        assert off(a, b) <= 1e-5
+
+
+# --- sliding windows ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "window"), [("mistral-window", 9), ("qwen2-window", 7)])
+def test_a_window_counts_only_past_its_width(saved, name, window):
+    ids = text(40)
+    honoured = in_blocks(saved(name).load(), ids, *BLOCKS)
+    ignored = in_blocks(changed(saved(name), windows=(None,) * 3), ids, *BLOCKS)
+    assert torch.equal(honoured[:window], ignored[:window])
+    assert off(honoured[window], ignored[window]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "qwen2-window"])
+def test_a_window_holds_in_a_tree(saved, name):
+    ids, tree = text(20), Tree((-1, -1, 0, 1, 2, 3))
+    expected = plain(saved(name).hf, [*ids[:14], ids[15], ids[17], ids[19]])[-1]  # node 5's path
+
+    def last_node(model):
+        cache = model.new_cache(1, 64)
+        append(model, cache, 0, ids[:13])
+        return feed(model, cache, 0, ids[13:], tree)[6]
+
+    assert off(last_node(saved(name).load()), expected) <= 1e-4
+    assert off(last_node(changed(saved(name), windows=(None,) * 3)), expected) > 1e-3
+
+
+# --- trees ----------------------------------------------------------------------------------
+
+TREE_NAMES = ["llama-tied-gqa", "mistral-window", "qwen2-window", "qwen3", "smollm3"]
+
+
+@st.composite
+def trees(draw):
+    size = draw(st.integers(1, 9))
+    return Tree(tuple(draw(st.integers(-1, i - 1)) for i in range(size)))
+
+
+@pytest.mark.parametrize("name", TREE_NAMES)
+@settings(max_examples=15, deadline=None)
+@given(tree=trees(), prefix=st.integers(0, 70), kept=st.integers(0, 8), seed=st.integers(0, 9))
+def test_a_node_of_a_tree_sees_its_path_alone(saved, name, tree, prefix, kept, seed):
+    model, ids = saved(name).load(), text(prefix + len(tree) + 4, seed=seed)
+    before, (root, *nodes), after = ids[:prefix], ids[prefix:-3], ids[-3:]
+
+    def linear_logits(path, more=()):
+        cache = model.new_cache(1, 512)
+        prefill(model, cache, 0, before)
+        return feed(model, cache, 0, [root, *(nodes[n] for n in path), *more])
+
+    cache = model.new_cache(3, 512)
+    prefill(model, cache, 1, before)
+    rows = feed(model, cache, 1, [root, *nodes], tree)
+    assert off(rows[0], linear_logits([])[0]) <= 1e-5
+    for node in range(len(tree)):
+        assert off(rows[node + 1], linear_logits(path_to(tree, node))[-1]) <= 1e-5
+    path = path_to(tree, kept % len(tree))
+    cache.commit(1, [0, *(n + 1 for n in path)])
+    assert cache.lengths == [0, prefix + 1 + len(path), 0]
+    assert off(feed(model, cache, 1, after), linear_logits(path, after)[-3:]) <= 1e-5
+
+
+@pytest.mark.parametrize("name", TREE_NAMES)
+def test_a_branch_under_a_causal_mask_is_another_text(saved, name):
+    model, ids, tree = saved(name).load(), text(14), Tree((-1, -1, 1))
+    cache = model.new_cache(1, 64)
+    prefill(model, cache, 0, ids[:10])
+    branched = feed(model, cache, 0, ids[10:], tree)
+    causal = feed(model, cache, 0, ids[10:])
+    assert torch.equal(branched[:2], causal[:2])
+    assert min(off(branched[2], causal[2]), off(branched[3], causal[3])) > 1e-3
+
+
+def test_what_is_not_committed_leaves_no_trace(saved):
+    model, ids = saved("mistral-window").load(), text(30)
+    cache = model.new_cache(1, 64)
+    append(model, cache, 0, ids[:20])
+    expected = feed(model, cache, 0, ids[20:])
+    feed(model, cache, 0, text(12, seed=1))
+    feed(model, cache, 0, text(7, seed=2), Tree((-1, -1, 0, 0, 1, 2)))
+    assert torch.equal(feed(model, cache, 0, ids[20:]), expected)
+    append(model, cache, 0, text(8, seed=3))
+    cache.truncate(0, 20)
+    assert torch.equal(feed(model, cache, 0, ids[20:]), expected)
+
+
+# --- to the last bit ------------------------------------------------------------------------
+
+
+SIZES = [(2,), (3,), (4,), (5,), (9,), (16,), (1, 5, 2)]
+EXACT_NAMES = ["llama2", "llama-tied-gqa", "llama3", "mistral-window", "qwen2-window", "qwen3"]
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("name", EXACT_NAMES)
+def test_a_row_does_not_depend_on_the_rows_beside_it(saved, name, dtype):
+    """Blocks that stay within one bucket of 64 positions."""
+    model, ids = saved(name).load(dtype), text(60)
+    single = in_blocks(model, ids, 1)
+    for sizes in SIZES:
+        assert torch.equal(in_blocks(model, ids, *sizes), single), sizes
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+def test_the_same_with_two_threads(saved, dtype):
+    one = saved("llama-wide", "Llama", {"hidden_size": 256, "num_key_value_heads": 2})
+    model, prefixes = one.load(dtype), {0: text(9), 1: text(40), 3: text(70)}
+    blocks = [text(5, seed=n) for n in range(3)]
+    single_threaded = in_blocks(model, text(30), 1)
+    torch.set_num_threads(2)
+    assert torch.equal(in_blocks(model, text(30), 5), in_blocks(model, text(30), 1))
+    assert torch.equal(in_blocks(model, text(30), 5), single_threaded)
+    assert torch.equal(together(model, prefixes, blocks), alone(model, prefixes, blocks))
+
+
+def test_few_query_rows_round_differently_unless_padded(saved, monkeypatch):
+    model, ids = saved("llama2").load(), text(60)
+    monkeypatch.setattr(lean, "MIN_QUERY_ROWS", 1)
+    assert not torch.equal(in_blocks(model, ids, 5), in_blocks(model, ids, 1))
+
+
+def test_plain_linear_layers_round_differently(saved, monkeypatch):
+    monkeypatch.setattr(linear, "prepacking_available", lambda device, dtype: False)
+    model, ids = load_model(inspect_checkpoint(saved("llama2").folder), "fp32", "cpu"), text(60)
+    blocks, single = in_blocks(model, ids, 5), in_blocks(model, ids, 1)
+    assert not torch.equal(blocks, single)
+    assert off(blocks, single) <= 1e-4
+
+
+RAGGED = {
+    "neighbours of one bucket": (0, 1, 2, 3),
+    "neighbours and others": (0, 1, 3, 5),
+    "apart": (1, 4, 6, 9),
+    "out of order": (3, 2, 0, 1),
+}
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("name", EXACT_NAMES)
+@pytest.mark.parametrize("slots", RAGGED.values(), ids=RAGGED)
+def test_a_sequence_does_not_depend_on_its_neighbours(saved, name, dtype, slots):
+    model = saved(name).load(dtype)
+    for lengths in [(5, 31, 17, 58), (5, 31, 90, 120), (3, 64, 65, 190)]:
+        prefixes = {s: text(n, seed=n) for s, n in zip(slots, lengths, strict=True)}
+        for rows in (1, 2, 5):
+            blocks = [text(rows, seed=100 + n) for n in lengths]
+            assert torch.equal(together(model, prefixes, blocks), alone(model, prefixes, blocks))
+
+
+def test_one_bucket_for_all_would_let_neighbours_show(saved, monkeypatch):
+    """A sequence that reads as far as its longest neighbour is rounded differently."""
+    model = saved("llama-tied-gqa").load("fp32")
+    prefixes, blocks = {1: text(450), 0: text(5)}, [text(5, seed=1), text(5, seed=2)]
+    assert torch.equal(together(model, prefixes, blocks), alone(model, prefixes, blocks))
+    monkeypatch.setattr(lean, "round_up", lambda n, multiple: 512)
+    joint = together(model, prefixes, blocks)
+    monkeypatch.undo()
+    assert not torch.equal(joint, alone(model, prefixes, blocks))
+
+
+def test_trees_beside_each_other_do_not_mix(saved):
+    model, lengths = saved("qwen3").load(), (4, 70)
+    shapes = [Tree((-1, -1, 0, 1)), Tree((-1, 0, 0, 2))]
+    cache = model.new_cache(3, 512)
+    expected, blocks = [], [text(5, seed=n) for n in lengths]
+    for slot, n, tree, ids in zip((0, 2), lengths, shapes, blocks, strict=True):
+        append(model, cache, slot, text(n))
+        expected.append(feed(model, cache, slot, ids, tree))
+    positions = torch.tensor(lengths)[:, None] + block_offsets(shapes, 5)
+    out = model.forward(torch.tensor(blocks), positions, cache, [0, 2], block_mask(shapes, 5))
+    assert torch.equal(out.logits, torch.stack(expected))
