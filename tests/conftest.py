@@ -1,8 +1,47 @@
-"""Shared settings."""
+"""Shared settings and the small checkpoints that many tests load."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
+
+from checkpoints import build
+from outpace.training.bpe import train_tokenizer
 
 settings.register_profile("outpace", deadline=None, derandomize=True)
 settings.load_profile("outpace")
+
+TEXT = ["def naïve(x):\n    return 'größe 你好 🙂' * x\n", "for i in range(10):\n    print(i)\n"]
+VOCAB = 320
+
+
+def write_pair(folder: Path) -> None:
+    """A random target and a draft near it, one byte-level tokenizer, in `folder`."""
+    train_tokenizer(TEXT * 20, VOCAB, folder / "tokenizer")
+    shape = {"vocab_size": VOCAB, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    for name, layers, seed in (("target", 3, 0), ("draft", 1, 1)):
+        model = build("Qwen3", shape | {"head_dim": 12, "num_hidden_layers": layers}, seed)
+        model.save_pretrained(folder / name)
+        for file in (folder / "tokenizer").iterdir():
+            shutil.copy(file, folder / name)
+
+
+def swap_two_tokens(folder: Path) -> None:
+    """Make the tokenizer in `folder` disagree on two ids."""
+    path = folder / "tokenizer.json"
+    value = json.loads(path.read_text(encoding="utf-8"))
+    vocab = value["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory) -> Path:
+    """Folder with `target/` and `draft/`: read only."""
+    folder = tmp_path_factory.mktemp("pair")
+    write_pair(folder)
+    return folder

@@ -131,6 +131,18 @@ def test_taps_are_the_hidden_states_of_transformers(saved):
     assert off(rest.taps[0], states[2][:, 7:]) > 1e-2  # a neighbouring layer is far away
 
 
+@pytest.mark.xfail(strict=True, reason="taps come in the order of the layers")
+def test_taps_come_in_the_order_they_were_asked_for(saved):
+    model = saved("qwen3").load()
+
+    def taps(*layers):
+        at = torch.tensor([[0, 1]])
+        return model.forward(at + 5, at, model.new_cache(1, 64), [0], taps=layers).taps
+
+    first, last = taps(0, 2)
+    assert all(map(torch.equal, taps(2, 0), (last, first)))
+
+
 def test_the_head_runs_only_when_asked_for(saved):
     model = saved("llama2").load()
     out = model.forward(
@@ -289,14 +301,22 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(saved, name, dtype):
 
 
 @pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("name", ["llama2", "llama-tied-gqa", "qwen2-window"])
+def test_a_block_across_a_bucket_boundary_is_no_exception(saved, name, dtype):
+    """More than attention promises, and what whole texts need: blocks end anywhere."""
+    model, ids = saved(name).load(dtype), text(150)
+    assert torch.equal(in_blocks(model, ids, 5), in_blocks(model, ids, 1))
+
+
+@pytest.mark.parametrize("dtype", EXACT)
 def test_the_same_with_two_threads(saved, dtype):
-    one = saved("llama-wide", "Llama", {"hidden_size": 256, "num_key_value_heads": 2})
-    model, prefixes = one.load(dtype), {0: text(9), 1: text(40), 3: text(70)}
-    blocks = [text(5, seed=n) for n in range(3)]
-    single_threaded = in_blocks(model, text(30), 1)
+    options = {"hidden_size": 256, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    model = saved("llama-wide", "Llama", options).load(dtype)
+    prefixes, blocks = {0: text(9), 1: text(40), 3: text(70)}, [text(5, seed=n) for n in range(3)]
+    one_thread = in_blocks(model, text(15), 1)
     torch.set_num_threads(2)
-    assert torch.equal(in_blocks(model, text(30), 5), in_blocks(model, text(30), 1))
-    assert torch.equal(in_blocks(model, text(30), 5), single_threaded)
+    assert torch.equal(in_blocks(model, text(15), 1), one_thread)
+    assert torch.equal(in_blocks(model, text(15), 5), one_thread)
     assert torch.equal(together(model, prefixes, blocks), alone(model, prefixes, blocks))
 
 
@@ -334,15 +354,11 @@ def test_a_sequence_does_not_depend_on_its_neighbours(saved, name, dtype, slots)
             assert torch.equal(together(model, prefixes, blocks), alone(model, prefixes, blocks))
 
 
-def test_one_bucket_for_all_would_let_neighbours_show(saved, monkeypatch):
-    """A sequence that reads as far as its longest neighbour is rounded differently."""
-    model = saved("llama-tied-gqa").load("fp32")
-    prefixes, blocks = {1: text(450), 0: text(5)}, [text(5, seed=1), text(5, seed=2)]
-    assert torch.equal(together(model, prefixes, blocks), alone(model, prefixes, blocks))
-    monkeypatch.setattr(lean, "round_up", lambda n, multiple: 512)
-    joint = together(model, prefixes, blocks)
-    monkeypatch.undo()
-    assert not torch.equal(joint, alone(model, prefixes, blocks))
+def test_plain_linear_layers_let_neighbours_show(saved, monkeypatch):
+    monkeypatch.setattr(linear, "prepacking_available", lambda device, dtype: False)
+    model = load_model(inspect_checkpoint(saved("llama2").folder), "fp32", "cpu")
+    prefixes, blocks = {0: text(9), 1: text(40)}, [text(1, seed=1), text(1, seed=2)]
+    assert not torch.equal(together(model, prefixes, blocks), alone(model, prefixes, blocks))
 
 
 def test_trees_beside_each_other_do_not_mix(saved):

@@ -95,10 +95,10 @@ def _print(found: Comparison, temperature: float, console: object) -> None:
     from rich.table import Table
 
     assert isinstance(console, Console)
-    table = Table(title=None)
-    heads = ("", "time", "tokens", "tokens/s", "acceptance rate", "full accepts", "speedup")
+    table = Table(caption="medians; accepted: acceptance rate, full: full-accept fraction")
+    heads = ("", "time", "tokens", "tokens/s", "accepted", "full", "speedup")
     for i, head in enumerate(heads):
-        table.add_column(head, justify="left" if i == 0 else "right")
+        table.add_column(head, justify="left" if i == 0 else "right", no_wrap=True)
     for row in found.rows:
         table.add_row(
             row.mode,

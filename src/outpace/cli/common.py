@@ -62,7 +62,8 @@ def load_with_bar(
     if not console.is_terminal:
         transformers_logging.disable_progress_bar()
     columns = (TextColumn("loading {task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    quiet = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
         tasks: dict[str, Any] = {}
 
         def advance(what: str, done: int, total: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
@@ -23,6 +24,9 @@ app.command("generate")(generate.generate)
 app.command("bench")(bench.bench)
 app.command("demo")(demo.demo)
 app.add_typer(train.app, name="train")
+
+# The root of what a wrong command line raises, whichever click typer is built on.
+_UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 def _version(value: bool) -> None:
@@ -44,8 +48,6 @@ def _root(
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
-    import click
-
     command = typer.main.get_command(app)
     try:
         code = command.main(
@@ -56,12 +58,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except OutpaceError as error:
         return _fail(str(error))
-    except click.UsageError as error:
-        where = error.ctx.command_path if error.ctx is not None else "outpace"
+    except _UsageError as error:
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context is not None else "outpace"
         return _fail(f"{error.format_message().rstrip('.')}: see {where} --help")
-    except click.ClickException as error:
-        return _fail(error.format_message())
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         print(file=sys.stderr)
         return 130
     except BrokenPipeError:

@@ -22,6 +22,7 @@ from .checkpoint import Weights
 from .config import LeanConfig
 from .linear import Linear
 from .masks import additive, visible, within
+from .norm import RMSNorm
 from .rope import inverse_frequencies, rotate, rotation_tables
 
 MIN_QUERY_ROWS = 4
@@ -32,11 +33,11 @@ MIN_QUERY_ROWS = 4
 class Layer:
     """One decoder layer's parameters."""
 
-    input_norm: Tensor
+    input_norm: RMSNorm
     qkv: Linear
-    qk_norm: Tensor | None  # [heads + kv_heads, D]
+    qk_norm: tuple[RMSNorm, Tensor] | None  # weights [heads + kv_heads, D]
     out: Linear
-    mlp_norm: Tensor
+    mlp_norm: RMSNorm
     gate_up: Linear
     down: Linear
 
@@ -70,7 +71,7 @@ class LeanDecoder:
         for i in range(config.layers):
             self._layers.append(_layer(config, load, f"model.layers.{i}."))
             progress()
-        self._norm = load("model.norm.weight")
+        self._norm = _norm(config, load("model.norm.weight"))
         self._head = Linear(self._embedding if config.tied else load("lm_head.weight"))
         inverse, factor = inverse_frequencies(config.rope, config.head_dim, config.context_length)
         self._rope = inverse, factor
@@ -120,20 +121,19 @@ class LeanDecoder:
         h = F.embedding(tokens, self._embedding)  # [B, T, H]
         tapped: list[Tensor] = []
         for i, layer in enumerate(self._layers):
-            x = F.rms_norm(h, (c.hidden_size,), layer.input_norm, c.norm_eps)
+            x = layer.input_norm(h)
             keys, values = cache.storage[2 * i], cache.storage[2 * i + 1]
             angles = (cos, sin) if c.rotary[i] else None
             q = self._write(layer, x, angles, keys, values, write)
             h = h + layer.out(self._attend(q, keys, values, groups, c.windows[i]))
-            x = F.rms_norm(h, (c.hidden_size,), layer.mlp_norm, c.norm_eps)
+            x = layer.mlp_norm(h)
             gate, up = layer.gate_up(x).chunk(2, -1)
             h = h + layer.down(F.silu(gate) * up)
             if i in taps:
                 tapped.append(h)
         if not logits:
             return ForwardOutput(None, tuple(tapped))
-        h = F.rms_norm(h, (c.hidden_size,), self._norm, c.norm_eps)
-        return ForwardOutput(self._head(h), tuple(tapped))
+        return ForwardOutput(self._head(self._norm(h)), tuple(tapped))
 
     def _rotations(self, positions: Tensor, cache: SlotCache) -> tuple[Tensor, Tensor]:
         """Cosine and sine `[B, T, 1, D]`; the tables grow with the cache."""
@@ -156,7 +156,8 @@ class LeanDecoder:
         qkv = layer.qkv(x).view(batch, rows, c.heads + 2 * c.kv_heads, c.head_dim)
         qk, v = torch.split(qkv, [c.heads + c.kv_heads, c.kv_heads], 2)
         if layer.qk_norm is not None:
-            qk = F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * layer.qk_norm
+            norm, weight = layer.qk_norm
+            qk = norm(qk) * weight
         if angles is not None:
             qk = rotate(qk, *angles)
         q, k = torch.split(qk, [c.heads, c.kv_heads], 2)
@@ -253,21 +254,26 @@ def _layer(c: LeanConfig, load: Callable[[str], Tensor], prefix: str) -> Layer:
 
     qk_norm = None
     if c.qk_norm:
-        qk_norm = torch.cat(
+        weight = torch.cat(
             [
                 load(attention + "q_norm.weight").expand(c.heads, -1),
                 load(attention + "k_norm.weight").expand(c.kv_heads, -1),
             ]
-        ).contiguous()
+        )
+        qk_norm = RMSNorm(None, c.head_dim, c.norm_eps, weight), weight
     return Layer(
-        input_norm=load(prefix + "input_layernorm.weight"),
+        input_norm=_norm(c, load(prefix + "input_layernorm.weight")),
         qkv=fused([attention + n for n in ("q_proj", "k_proj", "v_proj")], c.qkv_bias),
         qk_norm=qk_norm,
         out=fused([attention + "o_proj"], c.output_bias),
-        mlp_norm=load(prefix + "post_attention_layernorm.weight"),
+        mlp_norm=_norm(c, load(prefix + "post_attention_layernorm.weight")),
         gate_up=fused([mlp + "gate_proj", mlp + "up_proj"], c.mlp_bias),
         down=fused([mlp + "down_proj"], c.mlp_bias),
     )
+
+
+def _norm(c: LeanConfig, weight: Tensor) -> RMSNorm:
+    return RMSNorm(weight, c.hidden_size, c.norm_eps, weight)
 
 
 def parameter_shapes(c: LeanConfig) -> dict[str, tuple[int, ...]]:

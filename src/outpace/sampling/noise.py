@@ -85,7 +85,8 @@ class RequestNoise:
             self._blocks.clear()
         row = self._block(position // self.BLOCK)[position % self.BLOCK]
         start = (stream - 1) * self._width
-        return row[start : start + indices]
+        uniform: F64 = row[start : start + indices]
+        return uniform
 
     def along(self, position: int, positions: int) -> F64:
         """Uniforms `[positions]` of stream TARGET at consecutive positions."""

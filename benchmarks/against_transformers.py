@@ -1,0 +1,143 @@
+"""The same pair, prompts and K through transformers' assisted generation.
+
+tokens/s including prefill, batch 1, interleaved prompt by prompt, medians of
+per-prompt ratios; each engine in the dtype it is faster in.
+
+    python benchmarks/against_transformers.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import outpace
+from environment import record
+from outpace.bench.prompts import held_out_prompts
+from pairs import pair_folders
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", nargs="+", default=["shipped", "ballasted"])
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 0.8])
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--k", type=int, default=4)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=96)
+    options = parser.parse_args()
+    prompts = held_out_prompts(options.prompts)
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in options.pairs:
+            folders = pair_folders(name, Path(scratch))
+            for temperature in options.temperatures:
+                speed = {
+                    (engine, dtype): _measure(
+                        make(folders, dtype, temperature, options), prompts, options
+                    )
+                    for dtype in options.dtypes
+                    for engine, make in (("outpace", _outpace), ("transformers", _transformers))
+                }
+                best = {
+                    engine: max(
+                        (d for e, d in speed if e == engine),
+                        key=lambda d: statistics.median(speed[engine, d]),
+                    )
+                    for engine in ("outpace", "transformers")
+                }
+                ours, theirs = (speed[e, best[e]] for e in ("outpace", "transformers"))
+                rows.append(
+                    {
+                        "pair": name,
+                        "temperature": temperature,
+                        "k": options.k,
+                        "outpace_tokens_per_s": round(statistics.median(ours), 1),
+                        "outpace_dtype": best["outpace"],
+                        "transformers_tokens_per_s": round(statistics.median(theirs), 1),
+                        "transformers_dtype": best["transformers"],
+                        "ratio": round(
+                            statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), 3
+                        ),
+                    }
+                )
+                print(rows[-1], flush=True)
+    record("against-transformers", rows)
+
+
+Run = Callable[[str, int], int]
+
+
+def _measure(run: Run, prompts: list[str], options: argparse.Namespace) -> list[float]:
+    """Median tokens/s per prompt."""
+    run(prompts[0], 0)
+    speeds = []
+    for prompt in prompts:
+        each = []
+        for seed in range(options.repeats):
+            began = time.perf_counter()
+            tokens = run(prompt, seed)
+            each.append(tokens / (time.perf_counter() - began))
+        speeds.append(statistics.median(each))
+    return speeds
+
+
+def _outpace(
+    folders: tuple[Path, Path], dtype: str, temperature: float, options: argparse.Namespace
+) -> Run:
+    generator = outpace.load(str(folders[0]), str(folders[1]), options.k, dtype=dtype, max_batch=1)
+
+    def run(prompt: str, seed: int) -> int:
+        result = generator.generate(
+            prompt,
+            temperature=temperature,
+            seed=seed,
+            max_new_tokens=options.tokens,
+            eos_token_ids=(),
+        )
+        return len(result.token_ids)
+
+    return run
+
+
+def _transformers(
+    folders: tuple[Path, Path], dtype: str, temperature: float, options: argparse.Namespace
+) -> Run:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    kind = getattr(torch, dtype)
+    target, draft = (AutoModelForCausalLM.from_pretrained(f, dtype=kind).eval() for f in folders)
+    tokenizer = AutoTokenizer.from_pretrained(folders[0])
+    for model in (target, draft):
+        model.generation_config.eos_token_id = None
+        model.generation_config.pad_token_id = 0
+    draft.generation_config.num_assistant_tokens = options.k
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0.0
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+
+    def run(prompt: str, seed: int) -> int:
+        ids = tokenizer(prompt, return_tensors="pt")
+        torch.manual_seed(seed)
+        out = target.generate(
+            input_ids=ids["input_ids"],
+            attention_mask=ids["attention_mask"],
+            assistant_model=draft,
+            max_new_tokens=options.tokens,
+            do_sample=bool(temperature),
+            **{k: v for k, v in sampling.items() if k != "do_sample"},
+        )
+        return int(out.shape[1] - ids["input_ids"].shape[1])
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

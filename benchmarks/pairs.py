@@ -1,0 +1,21 @@
+"""The shipped pair and its ballasted twin, from `outpace.bench.ballast`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outpace.bench.ballast import add_ballast
+from outpace.models.loading import locate
+
+MLP = {"target": 9216, "draft": 10240}
+"""Units per MLP of the ballasted pair: about 110M and 9M parameters."""
+
+
+def pair_folders(name: str, scratch: Path) -> tuple[Path, Path]:
+    """(target, draft) of "shipped" or "ballasted"."""
+    shipped = {"target": locate("demo"), "draft": locate("demo-draft")}
+    if name == "shipped":
+        return shipped["target"], shipped["draft"]
+    for role, folder in shipped.items():
+        add_ballast(folder, scratch / role, MLP[role])
+    return scratch / "target", scratch / "draft"

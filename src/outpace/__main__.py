@@ -1,0 +1,5 @@
+"""`python -m outpace`."""
+
+from .cli.main import main
+
+main()

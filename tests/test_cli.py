@@ -1,0 +1,177 @@
+"""The command line as a stranger types it: output, JSON, and one-line errors with code 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from conftest import swap_two_tokens
+from outpace.cli.main import run
+
+
+@pytest.fixture
+def base(pair):
+    return ["--model", str(pair / "target"), "--drafter", str(pair / "draft"), "--dtype", "fp32"]
+
+
+def test_generate_prints_the_text_alone(base, pair, capsys):
+    import outpace
+
+    assert run(["generate", "for i", *base, "-n", "20"]) == 0
+    out = capsys.readouterr().out
+    plain = outpace.load(str(pair / "target"), dtype="float32")
+    assert out == plain.generate("for i", max_new_tokens=20).text + "\n"
+
+
+def test_json_has_everything(base, capsys):
+    arguments = ["-n", "12", "-t", "0.9", "--seed", "4", "--top-k", "20", "--top-p", "0.9"]
+    assert run(["generate", "for i", *base, *arguments, "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["text"] == "".join(t["text"] for t in value["tokens"])
+    assert value["seed"] == 4
+    assert value["finish_reason"] in ("length", "stop")
+    assert {"token_id", "logprob", "provenance", "depth"} <= set(value["tokens"][0])
+    keys = {"acceptance_rate", "alpha", "tokens_per_pass", "full_accept_fraction"}
+    assert keys | {"draft_seconds", "target_seconds", "tokens_per_second"} <= set(value["stats"])
+
+
+def test_prompt_from_a_file_and_from_stdin(base, tmp_path, capsys, monkeypatch):
+    import io
+
+    assert run(["generate", "for i", *base, "-n", "5"]) == 0
+    want = capsys.readouterr().out
+    path = tmp_path / "prompt.txt"
+    path.write_text("for i")
+    assert run(["generate", "--file", str(path), *base, "-n", "5"]) == 0
+    assert capsys.readouterr().out == want
+    for arguments in (["generate"], ["generate", "--file", "-"]):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("for i"))
+        assert run([*arguments, *base, "-n", "5"]) == 0
+        assert capsys.readouterr().out == want
+
+
+def test_stats_go_to_stderr(base, capsys):
+    assert run(["generate", "for i", *base, "-n", "5", "--stats"]) == 0
+    captured = capsys.readouterr()
+    assert "acceptance rate" in captured.err
+    assert "acceptance rate" not in captured.out
+
+
+def test_drafter_none_is_plain_decoding(base, capsys):
+    assert run(["generate", "for i", *base, "--drafter", "none", "-n", "5", "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert {t["provenance"] for t in value["tokens"]} == {"plain"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "x", "--model", "no/such/place"], "does not exist"),
+        (["generate", "x", "-k", "-1"], "k must be a whole number >= 0"),
+        (["generate", "x", "-k", "many"], "Invalid value for '-k'"),
+        (["generate", "x", "--temperature", "-1"], "temperature must be a number >= 0"),
+        (["generate", "x", "--top-p", "2"], "top_p must be"),
+        (["generate", "x", "--seed", "-3"], "seed must be"),
+        (["generate", "x", "--max-new-tokens", "0"], "max_new_tokens"),
+        (["generate", ""], "the prompt is empty"),
+        (["generate", "x", "--temprature", "1"], "No such option"),
+        (["generate", "x", "--file", "y"], "not both"),
+        (["generate", "--file", "/no/such/file"], "cannot read the prompt"),
+        (["generate", "x", "--dtype", "int3"], "unknown dtype"),
+        (["generate", "x", "--device", "abacus"], "unknown device"),
+        (["generate", "x", "--chat"], "no chat template"),
+        (["generat", "x"], "No such command"),
+        (["bench", "--prompts", "0"], "at least 1"),
+        (["bench", "--drafter", "none"], "give --drafter"),
+        (["train", "demo", "--out", "x", "--stage", "none"], "unknown stage"),
+    ],
+)
+def test_errors_are_one_line_with_code_2(arguments, message, pair, capsys):
+    if arguments[0] in ("generate", "bench") and "--model" not in arguments:
+        arguments = [*arguments, "--model", str(pair / "target")]
+        if "--drafter" not in arguments:
+            arguments += ["--drafter", str(pair / "draft")]
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("outpace: ")
+    assert message in captured.err
+
+
+def test_a_vocabulary_mismatch_is_one_line_with_an_example(pair, tmp_path, capsys):
+    shutil.copytree(pair / "draft", tmp_path / "other")
+    swap_two_tokens(tmp_path / "other")
+    target, other = str(pair / "target"), str(tmp_path / "other")
+    assert run(["generate", "x", "--model", target, "--drafter", other]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "is 'a' to the target and 'b' to the draft" in error
+
+
+def test_a_truncated_checkpoint_is_one_line(pair, tmp_path, capsys):
+    shutil.copytree(pair / "target", tmp_path / "cut")
+    path = tmp_path / "cut" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    assert run(["generate", "x", "--model", str(tmp_path / "cut")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "truncated or corrupt" in error
+
+
+def test_bench_prints_the_three_ways(base, tmp_path, capsys):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"for i"\n{"prompt": "def"}\n')
+    arguments = ["bench", *base, "--prompt-file", str(prompts), "-r", "1", "-n", "8"]
+    assert run([*arguments, "--no-color"]) == 0
+    out = capsys.readouterr().out
+    for word in ("draft only", "target only", "speculative", "speedup", "equals plain text on 2"):
+        assert word in " ".join(out.split())
+    assert run([*arguments, "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert [r["mode"] for r in value["rows"]] == ["draft only", "target only", "speculative"]
+    assert value["identical"] == value["prompts"] == 2
+    prompts.write_text("not json\n")
+    assert run(arguments) == 2
+    assert "line 1 of prompts.jsonl" in capsys.readouterr().err
+
+
+def test_on_a_terminal_tokens_stream_in_colour(base):
+    """A real pseudo-terminal: colours by provenance, the statistics line, the whole text."""
+    command = [sys.executable, "-m", "outpace", "generate", "for i", *base, "-n", "30"]
+    leader, follower = pty.openpty()
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
+    process = subprocess.Popen(command, stdout=follower, stderr=subprocess.DEVNULL, env=environment)
+    os.close(follower)
+    shown = b""
+    while True:
+        try:
+            part = os.read(leader, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        shown += part
+    assert process.wait() == 0
+    text = shown.decode(errors="replace")
+    assert "\x1b[31m" in text  # corrections
+    assert "\x1b[36m" in text or "\x1b[32m" in text  # bonus, accepted
+    assert "tokens per pass" in text
+    plain = subprocess.run([*command, "--no-color"], capture_output=True, check=True, text=True)
+    assert "\x1b[" not in plain.stdout
+
+
+def test_version_and_help(capsys):
+    import outpace
+
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"outpace {outpace.__version__}"
+    for command in ("generate", "bench", "demo", "train"):
+        assert run([command, "--help"]) == 0
+        assert "Usage" in capsys.readouterr().out

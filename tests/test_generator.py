@@ -1,0 +1,234 @@
+"""The public object: prompts in, results and events out, slots freed, errors early."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+
+import pytest
+
+import outpace
+from conftest import swap_two_tokens
+from outpace import SamplingParams
+from outpace.models import MarkovModel
+
+PROMPT = "for i in naïve"
+
+
+@pytest.fixture(scope="module")
+def fast(pair):
+    return outpace.load(
+        str(pair / "target"), str(pair / "draft"), k=3, dtype="float32", device="cpu", max_batch=4
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(pair):
+    return outpace.load(str(pair / "target"), dtype="float32", device="cpu", max_batch=4)
+
+
+def test_one_prompt_gives_one_result(fast):
+    result = fast.generate(PROMPT, max_new_tokens=20)
+    assert isinstance(result, outpace.Result)
+    assert result.prompt == PROMPT
+    assert len(result.token_ids) == len(result.tokens) <= 20
+    assert result.text == "".join(e.text for e in result.tokens)
+    assert result.stats.emitted == len(result.tokens)
+
+
+def test_greedy_equals_plain_and_lists_keep_their_order(fast, plain):
+    prompts = [PROMPT, "def", "return 'größe", "x", "print(", "🙂"]
+    options = {"max_new_tokens": 40, "eos_token_ids": ()}
+    a, b = fast.generate(prompts, **options), plain.generate(prompts, **options)
+    assert [r.prompt for r in a] == prompts
+    assert [r.token_ids for r in a] == [r.token_ids for r in b]
+    assert [r.text for r in a] == [r.text for r in b]
+
+
+def test_text_is_the_tokenizers(fast):
+    for seed in range(5):
+        r = fast.generate(PROMPT, temperature=1.5, seed=seed, max_new_tokens=60, eos_token_ids=())
+        assert r.text == fast.tokenizer.decode(r.token_ids)
+
+
+def test_seeds(fast):
+    options = {"temperature": 1.0, "max_new_tokens": 25, "eos_token_ids": ()}
+    one = fast.generate(PROMPT, seed=5, **options)
+    assert fast.generate(PROMPT, seed=5, **options).token_ids == one.token_ids
+    assert fast.generate(PROMPT, seed=6, **options).token_ids != one.token_ids
+    both = fast.generate([PROMPT, PROMPT], seed=[6, 5], **options)
+    assert both[1].token_ids == one.token_ids
+    assert both[0].seed == 6
+    fresh = fast.generate(PROMPT, **options)
+    assert fast.generate(PROMPT, seed=fresh.seed, **options).token_ids == fresh.token_ids
+
+
+def test_every_prompt_has_its_own_parameters(fast):
+    params = [
+        SamplingParams(max_new_tokens=3, eos_token_ids=()),
+        SamplingParams(temperature=1.0, seed=1, max_new_tokens=9, eos_token_ids=()),
+    ]
+    a, b = fast.generate([PROMPT, PROMPT], params=params)
+    assert (len(a.tokens), len(b.tokens)) == (3, 9)
+    assert a.token_ids == fast.generate(PROMPT, params=params[0]).token_ids
+    assert b.token_ids == fast.generate(PROMPT, params=params[1]).token_ids
+
+
+@pytest.mark.parametrize("k", [0, 2, 5])
+def test_a_stop_string_is_cut_wherever_it_falls(pair, k):
+    generator = outpace.load(str(pair / "target"), str(pair / "draft"), k, dtype="float32")
+    options = {"temperature": 1.2, "seed": 3, "max_new_tokens": 80, "eos_token_ids": ()}
+    whole = generator.generate(PROMPT, **options)
+    for start in range(0, len(whole.text) - 3, 7):
+        stop = whole.text[start : start + 3]
+        if "\ufffd" in stop:
+            continue  # bytes that are no text may be completed by the next token
+        r = generator.generate(PROMPT, stop=stop, **options)
+        at = whole.text.find(stop)
+        assert r.text == whole.text[:at]
+        assert r.finish_reason == "stop"
+        assert r.stopped_by == stop
+        assert whole.token_ids[: len(r.token_ids)] == r.token_ids
+        assert stop in generator.tokenizer.decode(r.token_ids)
+        assert stop not in generator.tokenizer.decode(r.token_ids[:-1])
+        assert r.stats.emitted == len(r.token_ids)
+    missing = generator.generate(PROMPT, stop=("\x00never",), **options)
+    assert missing.text == whole.text
+
+
+def test_streaming_equals_generating_and_interleaves(fast):
+    prompts = [PROMPT, "def"]
+    options = {"max_new_tokens": 15, "eos_token_ids": ()}
+    stream = fast.stream(prompts, **options)
+    events = list(stream)
+    results = fast.generate(prompts, **options)
+    for i, result in enumerate(results):
+        assert tuple(e for e in events if e.index == i) == result.tokens
+    assert [r.text for r in stream.results] == [r.text for r in results]
+
+
+def test_streams_run_side_by_side(fast):
+    options = {"max_new_tokens": 12, "eos_token_ids": ()}
+    want = [fast.generate(p, **options).token_ids for p in ("def", "x")]
+    a, b = fast.stream("def", **options), fast.stream("x", **options)
+    got: list[list[int]] = [[], []]
+    for _ in range(12):
+        got[0].append(next(a).token_id)
+        got[1].append(next(b).token_id)
+    assert [tuple(g) for g in got] == want
+
+
+def test_abandoned_streams_free_their_slots(fast):
+    free = fast.engine.free_slots
+    stream = fast.stream(PROMPT, max_new_tokens=50, eos_token_ids=())
+    next(stream)
+    assert fast.engine.free_slots == free - 1
+    del stream
+    gc.collect()
+    assert fast.engine.free_slots == free
+
+    with fast.stream(PROMPT, max_new_tokens=50, eos_token_ids=()) as stream:
+        for _ in range(3):
+            next(stream)
+    assert fast.engine.free_slots == free
+    (result,) = stream.results
+    assert result.finish_reason == "cancelled"
+    assert result.text == fast.tokenizer.decode(result.token_ids)
+
+    never_read = fast.stream(PROMPT)
+    with pytest.raises(outpace.IncompatibleError, match="has not ended"):
+        _ = never_read.results
+    del never_read
+    gc.collect()
+    assert fast.engine.free_slots == free
+    assert not fast.engine.busy
+
+
+def test_messages_need_a_template_and_use_it(pair, tmp_path, fast):
+    messages = [{"role": "user", "content": "def"}]
+    with pytest.raises(outpace.OptionError, match="no chat template"):
+        fast.generate(messages=messages)
+    folder = tmp_path / "chat"
+    shutil.copytree(pair / "target", folder)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+    )
+    chat = outpace.load(str(folder), dtype="float32")
+    options = {"max_new_tokens": 10, "eos_token_ids": ()}
+    by_messages = chat.generate(messages=messages, **options)
+    by_text = chat.generate("<user>def\n<assistant>", **options)
+    assert by_messages.token_ids == by_text.token_ids
+    assert len(chat.generate(messages=[messages, messages], **options)) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda g: g.generate(""), "the prompt is empty"),
+        (lambda g: g.generate([]), "list of prompts is empty"),
+        (lambda g: g.generate(["x", ""]), "the prompt is empty"),
+        (lambda g: g.generate([[]]), "the prompt is empty"),
+        (lambda g: g.generate(), "either prompts or messages"),
+        (lambda g: g.generate("x", messages=[{}]), "either prompts or messages"),
+        (lambda g: g.generate(messages=[]), "messages is empty"),
+        (lambda g: g.generate("x", temprature=1.0), "did you mean 'temperature'"),
+        (lambda g: g.generate("x", temperature=-0.1), "temperature must be a number >= 0"),
+        (lambda g: g.generate("x", temperature=float("nan")), "temperature must be"),
+        (lambda g: g.generate("x", top_p=0.0), "top_p must be a number > 0"),
+        (lambda g: g.generate("x", top_p=1.1), "top_p must be"),
+        (lambda g: g.generate("x", top_k=0), "top_k must be a whole number >= 1"),
+        (lambda g: g.generate("x", seed=-1), "seed must be"),
+        (lambda g: g.generate("x", seed=2**64), "seed must be"),
+        (lambda g: g.generate(["x", "y"], seed=[1]), "1 seeds for 2 prompts"),
+        (lambda g: g.generate("x", max_new_tokens=0), "max_new_tokens"),
+        (lambda g: g.generate("x", stop=""), "non-empty strings"),
+        (lambda g: g.generate("x", on_context_full="?"), "on_context_full"),
+        (lambda g: g.generate("x", params=SamplingParams(), seed=1, top_k=2), "not both"),
+        (lambda g: g.generate("x", eos_token_ids=[-4]), "eos_token_ids"),
+        (lambda g: g.generate("x" * 4000), "shorten the prompt"),
+    ],
+)
+def test_bad_input_is_refused_and_loses_nothing(fast, call, message):
+    with pytest.raises(outpace.OutpaceError, match=message) as caught:
+        call(fast)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+    assert not fast.engine.busy
+    assert fast.engine.free_slots == 4
+
+
+def test_parts_can_be_put_together_by_hand():
+    toy = MarkovModel.random(5, 1, 0)
+    result = outpace.Generator(toy).generate([1, 2], max_new_tokens=4)
+    assert result.text == ""
+    assert len(result.token_ids) == 4
+    with pytest.raises(outpace.OptionError, match="no tokenizer"):
+        outpace.Generator(toy).generate("text")
+    with pytest.raises(outpace.OptionError, match="stop strings need a tokenizer"):
+        outpace.Generator(toy).generate([1], stop="x")
+
+
+def test_nothing_is_loaded_before_everything_is_checked(pair, tmp_path, monkeypatch):
+    """K, names, configurations and vocabularies are checked before a weight is read."""
+    from outpace.models.checkpoint import Weights
+
+    def reading(*args):
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(Weights, "load", reading)
+    target, draft = str(pair / "target"), str(pair / "draft")
+    other = tmp_path / "other"
+    shutil.copytree(pair / "draft", other)
+    swap_two_tokens(other)
+    for call, error, message in [
+        (lambda: outpace.load(target, draft, k=-1), outpace.OptionError, "k must be"),
+        (lambda: outpace.load(target, verifier="tokn"), outpace.OptionError, "did you mean"),
+        (lambda: outpace.load(target, dtype="int3"), outpace.OptionError, "unknown dtype"),
+        (lambda: outpace.load(target, device="tpu9"), outpace.OptionError, "device"),
+        (lambda: outpace.load(target, "nowhere"), outpace.CheckpointError, "does not exist"),
+        (lambda: outpace.load("nowhere", draft), outpace.CheckpointError, "does not exist"),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
+    with pytest.raises(outpace.VocabularyMismatchError, match="the tokenizers differ on 2 of"):
+        outpace.load(target, str(other))
