@@ -236,7 +236,7 @@ def trees(draw):
 
 
 @pytest.mark.parametrize("name", TREE_NAMES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(tree=trees(), prefix=st.integers(0, 70), kept=st.integers(0, 8), seed=st.integers(0, 9))
 def test_a_node_of_a_tree_sees_its_path_alone(saved, name, tree, prefix, kept, seed):
     model, ids = saved(name).load(), text(prefix + len(tree) + 4, seed=seed)

@@ -43,7 +43,7 @@ def cases(draw):
 
 
 @pytest.mark.parametrize("order", MODELS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tokens=st.lists(st.integers(0, V - 1), min_size=1, max_size=12), split=st.integers(0, 11))
 def test_a_text_follows_the_table(order, tokens, split):
     model = MODELS[order]
@@ -56,7 +56,7 @@ def test_a_text_follows_the_table(order, tokens, split):
 
 
 @pytest.mark.parametrize("order", MODELS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(case=cases(), kept=st.integers(0, 8), after=st.lists(st.integers(0, V - 1), min_size=1))
 def test_a_tree_and_a_rollback_follow_the_table(order, case, kept, after):
     model, (prefix, block, tree) = MODELS[order], case
@@ -76,7 +76,7 @@ def test_a_tree_and_a_rollback_follow_the_table(order, case, kept, after):
 
 
 @pytest.mark.parametrize("order", MODELS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(batch=st.lists(cases(), min_size=2, max_size=4))
 def test_sequences_side_by_side_follow_the_table(order, batch):
     model, rows = MODELS[order], max(len(block) for _, block, _ in batch)

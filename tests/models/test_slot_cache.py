@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from outpace import ContextLengthError, OutpaceError
 from outpace.models import SlotCache
@@ -120,13 +126,14 @@ class AgainstLists(RuleBasedStateMachine):
     """Passes over several slots, commits, truncations, in any order; small buckets."""
 
     MAX_LEN = 30
+    kind: type[SlotCache] = SlotCache
 
     def __init__(self):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(cache_module, "BUCKET", 4)
         self.patch.setattr(cache_module, "_FIRST_CAPACITY", 4)
-        self.cache = SlotCache(SLOTS, self.MAX_LEN, make)
+        self.cache = self.kind(SLOTS, self.MAX_LEN, make)
         self.kept: list[list[int]] = [[] for _ in range(SLOTS)]
         self.last: list[list[int]] = [[] for _ in range(SLOTS)]  # rows of the last pass
         self.next = 0
@@ -171,4 +178,35 @@ class AgainstLists(RuleBasedStateMachine):
 
 
 TestAgainstLists = AgainstLists.TestCase
-TestAgainstLists.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAgainstLists.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+class CommitsThePrefix(SlotCache):
+    def commit(self, slot, kept):
+        super().commit(slot, range(len(kept)))
+
+
+class LosesOnGrowth(SlotCache):
+    def reserve(self, slots, rows):
+        before = self.capacity
+        super().reserve(slots, rows)
+        if self.capacity > before:
+            self.storage = self._make(self.slots, self.capacity)
+
+
+class MixesSlots(SlotCache):
+    def row_indices(self, slots, rows):
+        return super().row_indices(sorted(slots), rows)
+
+
+class ForgetsTooMuch(SlotCache):
+    def truncate(self, slot, length):
+        super().truncate(slot, max(0, length - 1))
+
+
+@pytest.mark.parametrize("broken", [CommitsThePrefix, LosesOnGrowth, MixesSlots, ForgetsTooMuch])
+def test_a_broken_cache_differs_from_the_lists(broken):
+    machine = type("Machine", (AgainstLists,), {"kind": broken})
+    quick = settings(max_examples=60, stateful_step_count=30, phases=[Phase.generate])
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(machine, settings=quick)

@@ -92,7 +92,7 @@ def stream(detokenizer, ids):
 # --- text that streams ----------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=UNICODE)
 @example("日本語🙂")
 @example("a\ufffdb\ufffd")
@@ -138,7 +138,7 @@ def test_decoding_each_token_alone_would_break_characters(bpe):
     assert "".join(bpe.decode([i]) for i in ids) != "xЖ𐍈y"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(ids=st.lists(st.integers(0, 329), max_size=30))
 def test_any_ids_stream_what_decode_gives(bpe, ids):
     pieces, rest = stream(bpe.detokenizer(), ids)
@@ -158,7 +158,7 @@ def bpe_with_added(bpe, tmp_path_factory):
     return Tokenizer(hf)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(ids=st.lists(st.integers(0, 333), max_size=30))
 @example([330, 331, 332, 333])
 def test_added_tokens_stream_what_decode_gives(bpe_with_added, ids):
@@ -188,7 +188,7 @@ def test_ids_past_the_tokenizer_have_no_text(bpe):
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=st.text(st.sampled_from("the naïve日本語🙂xy(),\n") | st.characters(codec="utf-8")))
 @example("the  the")
 @example(" the")
@@ -204,7 +204,7 @@ def test_a_window_streams_the_text_of_sentencepiece(style, text):
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_window_streams_any_words(style, data):
     """Ids in an order that no text gives, special tokens between them."""

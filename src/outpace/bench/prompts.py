@@ -17,7 +17,7 @@ def held_out_prompts(count: int) -> list[str]:
     `def` and ends behind its docstring (or its signature), where the body
     would begin.
     """
-    files = [f for f in standard_library() if f.held_out]
+    files = list(standard_library(held_out=True))
     files.sort(key=lambda f: (is_test(f.path), f.path))
     rounds: list[list[str]] = [[], [], [], []]
     for file in files:
@@ -43,6 +43,9 @@ def _prompts(text: str) -> list[str]:
         if not body:
             continue
         head = "".join(lines[: body[0].lineno - 1])
+        signature = len(head) - len("".join(lines[: node.lineno - 1]))
+        if signature > _MOST_CHARACTERS // 2:
+            continue
         start = max(0, len(head) - _MOST_CHARACTERS)
         start = head.find("\n", start) + 1 if start else 0
         # Behind a newline the next token would begin with it; leave it to the model.

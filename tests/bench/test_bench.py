@@ -1,0 +1,69 @@
+"""Benchmarks measure what they say: prompts, formula, ballast."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import outpace
+from outpace import SamplingParams, Stats
+from outpace.bench.ballast import add_ballast
+from outpace.bench.compare import compare, expected_speedup
+from outpace.bench.prompts import held_out_prompts
+from outpace.models import inspect_checkpoint, load_model
+from outpace.training.corpus import standard_library
+
+
+def test_prompts_come_from_held_out_files_only():
+    prompts = held_out_prompts(20)
+    assert len(set(prompts)) == 20
+    held = [f.text for f in standard_library(held_out=True)]
+    assert all(any(p in text for text in held) for p in prompts)
+    assert all(len(p) <= 700 and "def " in p for p in prompts)
+    with pytest.raises(outpace.OptionError, match="were asked for"):
+        held_out_prompts(100_000)
+
+
+def test_the_formula_is_the_papers():
+    """Equal α_i: (1 - α^(K+1)) / ((1 - α)(Kc + 1)); worked: α = 0.7, K = 5 gives 2.94 tokens."""
+    stats = Stats(rounds=1000, drafted_rounds=1000, draft_steps=5000, draft_seconds=5000 * 0.1)
+    reach = 1000.0
+    for _ in range(5):
+        stats.reached.append(int(reach * 1000))
+        reach *= 0.7
+        stats.accepted_at.append(int(reach * 1000))
+    for c, expected in ((0.1, 2.941 / 1.5), (0.0, 2.941)):
+        stats.draft_seconds = 5000 * c
+        assert expected_speedup(stats, 1.0) == pytest.approx(expected, rel=1e-3)
+    assert expected_speedup(Stats(rounds=3), 1.0) == 1.0
+
+
+def test_comparison_counts(pair):
+    generator = outpace.load(str(pair / "target"), str(pair / "draft"), 2, dtype="float32")
+    params = SamplingParams(max_new_tokens=6, eos_token_ids=())
+    found = compare(generator, ["for i", "def"], params, repeats=2)
+    assert [r.mode for r in found.rows] == ["draft only", "target only", "speculative"]
+    assert [r.tokens for r in found.rows] == [12, 12, 12]
+    assert found.rows[1].speedup == 1.0
+    assert found.identical == found.prompts == 2
+    assert found.rows[2].stats.emitted == 24
+    with pytest.raises(outpace.OptionError, match="give --drafter"):
+        compare(outpace.load(str(pair / "target")), ["x"], params)
+
+
+def test_ballast_changes_cost_and_nothing_else(pair, tmp_path):
+    add_ballast(pair / "target", tmp_path / "heavy", 400)
+    light, heavy = (
+        load_model(inspect_checkpoint(f), "float32", "cpu")
+        for f in (pair / "target", tmp_path / "heavy")
+    )
+    assert heavy.config.mlp_size == 400
+    tokens = torch.arange(2, 30).unsqueeze(0)
+    outs = [
+        m.forward(tokens, torch.arange(28).unsqueeze(0), m.new_cache(1, 64), [0]).logits
+        for m in (light, heavy)
+    ]
+    assert torch.allclose(*outs, atol=1e-5)
+    assert outpace.load(str(tmp_path / "heavy")).generate("def", max_new_tokens=2).token_ids
+    with pytest.raises(outpace.OptionError, match="must exceed"):
+        add_ballast(pair / "target", tmp_path / "thin", 10)

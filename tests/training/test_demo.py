@@ -1,0 +1,81 @@
+"""The recipe of the shipped pair, run whole on a tiny corpus: stages, export, card."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import outpace
+from outpace.cli.main import run
+from outpace.training import corpus, demo
+from outpace.training.corpus import SourceFile, is_held_out, is_test, standard_library
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """A corpus of some twenty files, models of a few thousand weights, a handful of steps."""
+    files = []
+    for file in standard_library():
+        if len(file.text) < 12_000 and not is_test(file.path):
+            files.append(file)
+        if len(files) > 60 and sum(f.held_out for f in files) >= 2:
+            break
+    shape = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 48,
+    }
+    monkeypatch.setattr(corpus, "standard_library", lambda root=None, held_out=None: iter(files))
+    monkeypatch.setattr(demo, "TARGET_SHAPE", shape)
+    monkeypatch.setattr(demo, "DRAFT_SHAPE", shape)
+    monkeypatch.setattr("outpace.training.export.TARGET_SHAPE", shape)
+    monkeypatch.setattr("outpace.training.export.DRAFT_SHAPE", shape)
+    monkeypatch.setattr(
+        "outpace.training.export._MODELS", {"target": ("target", shape), "draft": ("distil", shape)}
+    )
+    small = {"batch_tokens": 256, "length": 64, "decay_length": 128, "evaluate_every": 2}
+    stages = {n: replace(c, steps=3, warmup=1, **small) for n, c in demo.STAGES.items()}
+    monkeypatch.setattr(demo, "STAGES", stages)
+
+
+def test_the_whole_recipe(tiny, tmp_path, capsys):
+    assert run(["train", "demo", "--out", str(tmp_path), "--stage", "target", "--steps", "2"]) == 0
+    assert run(["train", "demo", "--out", str(tmp_path)]) == 0
+    out = tmp_path / "pair"
+    generator = outpace.load(str(out / "target"), str(out / "draft"), k=2)
+    plain = outpace.load(str(out / "target"))
+    options = {"max_new_tokens": 12, "eos_token_ids": ()}
+    assert generator.generate("def f(", **options).token_ids == (
+        plain.generate("def f(", **options).token_ids
+    )
+    card = (out / "README.md").read_text()
+    assert "PSF" in card
+    assert all(p in card for p in demo.prepare(tmp_path / "corpus").held_out_paths)
+    assert (out / "loss.png").stat().st_size > 1000
+
+
+def test_distilling_needs_both_models(tiny, tmp_path):
+    with pytest.raises(outpace.OptionError, match="run the stage 'draft' first"):
+        demo.run_stage("distil", tmp_path)
+
+
+def test_a_fixed_share_of_files_is_held_out():
+    assert is_held_out("pdb.py")
+    assert not is_held_out("os.py")
+    share = sum(is_held_out(f"package/module_{i}.py") for i in range(5000)) / 5000
+    assert 0.03 < share < 0.05
+
+
+def test_the_corpus_is_source_without_tables():
+    files = list(standard_library(held_out=True))
+    assert len(files) > 20
+    assert all(isinstance(f, SourceFile) and f.text and f.held_out for f in files)
+    assert not any(f.path.startswith("encodings/") or "site-packages" in f.path for f in files)
+
+
+def test_a_stripped_library_is_a_clear_error(tmp_path):
+    with pytest.raises(outpace.OptionError, match="no Python source found"):
+        list(standard_library(tmp_path))

@@ -1,0 +1,114 @@
+"""The training loop: it learns, it resumes exactly, it refuses what does not fit."""
+
+from __future__ import annotations
+
+import csv
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+import outpace
+from outpace.training.attention import causal_attention
+from outpace.training.loop import TrainConfig, batch_at, train
+from outpace.training.objectives import forward_kl, next_token
+
+CONFIG = TrainConfig(
+    steps=12,
+    batch_tokens=64,
+    length=16,
+    decay_length=32,
+    warmup=3,
+    evaluate_every=4,
+    save_every=5,
+    muon_lr=0.02,
+    adamw_lr=0.02,
+)
+STREAM = np.tile(np.arange(24, dtype=np.uint16), 60)
+
+
+def small_model(seed: int = 0):
+    from checkpoints import build
+
+    return build(
+        "Qwen3",
+        {"vocab_size": 24, "num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 12},
+        seed,
+    )
+
+
+def weights(model) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_it_learns_a_cycle(tmp_path):
+    model = small_model()
+    rows: list[dict[str, float]] = []
+    assert train(model, STREAM, STREAM, CONFIG, tmp_path, report=rows.append)
+    assert rows[-1]["train_loss"] < 0.5 * rows[0]["train_loss"]
+    assert rows[-1]["held_out_loss"] < 0.6 * np.log(24)
+    with (tmp_path / "log.csv").open() as handle:
+        logged = list(csv.DictReader(handle))
+    assert [float(r["step"]) for r in logged] == list(range(1, 13))
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+    whole, parts = small_model(), small_model()
+    train(whole, STREAM, STREAM, CONFIG, tmp_path / "whole")
+    stops = iter([False, False, True])
+    assert not train(
+        parts, STREAM, STREAM, CONFIG, tmp_path / "parts", should_stop=lambda: next(stops)
+    )
+    fresh = small_model(seed=9)  # resuming brings its own weights
+    assert train(fresh, STREAM, STREAM, CONFIG, tmp_path / "parts")
+    assert torch.equal(weights(whole), weights(fresh))
+
+
+def test_another_configuration_is_refused(tmp_path):
+    from dataclasses import replace
+
+    train(small_model(), STREAM, STREAM, replace(CONFIG, steps=2), tmp_path)
+    with pytest.raises(outpace.CheckpointError, match="another seed"):
+        train(small_model(), STREAM, STREAM, replace(CONFIG, seed=5), tmp_path)
+
+
+def test_learning_rate_warms_up_stays_and_decays():
+    config = TrainConfig(steps=100, warmup=10, decay_fraction=0.2)
+    factors = [config.learning_rate_factor(s) for s in range(100)]
+    assert factors[0] == pytest.approx(0.1)
+    assert set(factors[10:80]) == {1.0}
+    assert all(a > b for a, b in pairwise(factors[80:]))
+    assert factors[-1] == pytest.approx(0.05)
+
+
+def test_every_window_is_visited_once_an_epoch():
+    config = TrainConfig(steps=9, batch_tokens=40, length=10, decay_length=10, decay_fraction=0)
+    stream = np.arange(10 * 41 + 1, dtype=np.uint16)
+    windows = (len(stream) - 1) // 10 - 1
+    rows = torch.cat([batch_at(stream, config, s) for s in range(windows // 4)])
+    starts = rows[:, 0].tolist()
+    assert len(set(starts)) == windows
+    assert torch.equal(rows[:, 1:], rows[:, :-1] + 1)
+
+
+def test_forward_kl_against_the_definition():
+    teacher, student = small_model(0), small_model(1)
+    tokens = torch.randint(0, 24, (2, 9))
+    loss = forward_kl(teacher, data_weight=0.25)(student, tokens)
+    with torch.no_grad():
+        p = torch.log_softmax(teacher(input_ids=tokens[:, :-1]).logits, -1)
+        q = torch.log_softmax(student(input_ids=tokens[:, :-1]).logits, -1)
+    kl = (p.exp() * (p - q)).sum(-1).mean()
+    assert loss.item() == pytest.approx((kl + 0.25 * next_token(student, tokens)).item(), rel=1e-4)
+    assert forward_kl(teacher, 0.0)(teacher, tokens).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_training_attention_is_causal_attention():
+    q = torch.randn(2, 4, 7, 8)
+    k, v = torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8)
+    got, _ = causal_attention(torch.nn.Identity(), q, k, v, None, 8**-0.5)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), is_causal=True
+    )
+    assert torch.allclose(got, want.transpose(1, 2), atol=1e-5)
