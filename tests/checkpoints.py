@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,12 @@ def write(folder: Path, kind: str, options: dict[str, Any], shard: str = "5GB") 
     model = build(kind, options)
     model.save_pretrained(folder, max_shard_size=shard)
     return model
+
+
+def swap_two_tokens(folder: Path) -> None:
+    """Make the tokenizer in `folder` disagree on two ids."""
+    path = folder / "tokenizer.json"
+    value = json.loads(path.read_text(encoding="utf-8"))
+    vocab = value["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    path.write_text(json.dumps(value), encoding="utf-8")

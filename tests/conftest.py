@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -28,15 +27,6 @@ def write_pair(folder: Path) -> None:
         model.save_pretrained(folder / name)
         for file in (folder / "tokenizer").iterdir():
             shutil.copy(file, folder / name)
-
-
-def swap_two_tokens(folder: Path) -> None:
-    """Make the tokenizer in `folder` disagree on two ids."""
-    path = folder / "tokenizer.json"
-    value = json.loads(path.read_text(encoding="utf-8"))
-    vocab = value["model"]["vocab"]
-    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
-    path.write_text(json.dumps(value), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from conftest import swap_two_tokens
+from checkpoints import swap_two_tokens
 from outpace.cli.main import run
 
 

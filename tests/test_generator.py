@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 import outpace
-from conftest import swap_two_tokens
+from checkpoints import swap_two_tokens
 from outpace import SamplingParams
 from outpace.models import MarkovModel
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..models.base import LanguageModel, prefill
 from ..models.cache import SlotCache
-from ..sampling import Warp, categorical
+from ..sampling import Warp, categorical, law_device
 from ..trees import chain
 from ..types import Draft, Law, PointMass, Rows
 from .base import Commit, Context
@@ -76,7 +76,10 @@ class ModelDrafter:
         if len(live) == len(contexts):
             return Draft(*self._draw(contexts, budgets, warp, noise), trees=trees)
         tokens = torch.zeros(
-            len(contexts), max(budgets), dtype=torch.int64, device=self.model.device
+            len(contexts),
+            max(budgets),
+            dtype=torch.int64,
+            device=law_device(self.model.device),
         )
         if not live:
             return Draft(tokens, PointMass(), trees=trees)
@@ -158,6 +161,7 @@ class ModelDrafter:
             slots,
         ).logits
         assert out is not None
+        out = out.to(law_device(out.device))
         if model.vocab_size > self._vocab_size:
             return out[..., : self._vocab_size]
         if model.vocab_size < self._vocab_size:

@@ -16,7 +16,7 @@ from ..drafters.base import Commit, Context, Drafter
 from ..errors import ContextLengthError, IncompatibleError, OptionError
 from ..models.base import LanguageModel, prefill
 from ..models.tokenizer import Detokenizer, NullDetokenizer
-from ..sampling import Stream, Warp
+from ..sampling import Stream, Warp, law_device
 from ..sampling.noise import F64
 from ..trees import block_mask, block_offsets, chain
 from ..types import Draft, PointMass, Provenance, SamplingParams, Tree
@@ -69,6 +69,7 @@ class Engine:
             check_compatible(drafter, self.verifier)
         self.max_len = self._check_max_len(max_len)
         self.stats = Stats()
+        self._law_device = law_device(target.device)
         self._greedy = GreedyVerifier()
         self._cache = target.new_cache(max_batch, self.max_len)
         self._free = list(range(max_batch))
@@ -153,7 +154,7 @@ class Engine:
     def _draft(self, running: list[Sequence]) -> Draft:
         budgets = [s.budget(self.k) for s in running]
         if self.drafter is None or not any(budgets):
-            empty = torch.empty(len(running), 0, dtype=torch.int64, device=self.target.device)
+            empty = torch.empty(len(running), 0, dtype=torch.int64, device=self._law_device)
             return Draft(empty, PointMass(), (chain(0),) * len(running))
         warp = self._warp_of(running)
         noise = None
@@ -179,7 +180,7 @@ class Engine:
             taps=self.drafter.taps if self.drafter is not None else (),
         )
         assert out.logits is not None
-        return Scores(out.logits, out.taps)
+        return Scores(out.logits.to(self._law_device), out.taps)
 
     def _verify(self, running: list[Sequence], draft: Draft, scores: Scores) -> Verdict:
         warp = self._warp_of(running)
@@ -260,13 +261,11 @@ class Engine:
 
     def _warp_of(self, running: list[Sequence]) -> Warp:
         if self._warp is None:
-            self._warp = Warp(
-                [s.params for s in running], self.target.vocab_size, self.target.device
-            )
+            self._warp = Warp([s.params for s in running], self.target.vocab_size, self._law_device)
         return self._warp
 
     def _noise(self, rows: list[F64]) -> Tensor:
-        return torch.from_numpy(np.stack(rows)).to(self.target.device)
+        return torch.from_numpy(np.stack(rows)).to(self._law_device)
 
     def _check_max_len(self, max_len: int | None) -> int:
         context = self.target.context_length

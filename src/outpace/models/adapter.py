@@ -76,6 +76,7 @@ class TransformersAdapter:
         self.context_length = int(getattr(config, "max_position_embeddings", None) or 2048)
         refuse_stateful(type(model))
         self._window = _windows(config)
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._layout = self._read_layout()
         self._try_out()
 
@@ -127,7 +128,7 @@ class TransformersAdapter:
             past_key_values=view,
             use_cache=True,
             output_hidden_states=bool(taps),
-            logits_to_keep=0 if logits else 1,
+            **({"logits_to_keep": 0 if logits else 1} if self._keeps else {}),
         )
         states = tuple(out.hidden_states[t + 1] for t in taps) if taps else ()
         return ForwardOutput(out.logits if logits else None, states)

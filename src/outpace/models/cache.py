@@ -23,11 +23,12 @@ _FIRST_CAPACITY = 256
 class SlotCache:
     """Storage `[slots, capacity, ...]` per tensor, shared by all runners.
 
+    Memory is for the slots and lengths in use: both grow by doubling.
+
     Args:
-        slots: sequences held at once.
+        slots: sequences held at once, at most.
         max_len: positions a slot may ever commit.
-        make: allocates one storage tensor set of `[slots, capacity, ...]`;
-            memory grows by doubling up to what `max_len` needs.
+        make: allocates the storage tensors for a number of slots and a capacity.
     """
 
     def __init__(self, slots: int, max_len: int, make: Callable[[int, int], list[Tensor]]) -> None:
@@ -35,7 +36,7 @@ class SlotCache:
         self.lengths = [0] * slots
         self._make = make
         self.capacity = min(_FIRST_CAPACITY, round_up(max_len, BUCKET))
-        self.storage = make(slots, self.capacity)
+        self.storage = make(1, self.capacity)
 
     @property
     def slots(self) -> int:
@@ -43,13 +44,20 @@ class SlotCache:
 
     def reserve(self, slots: Sequence[int], rows: int) -> None:
         """Make room for `rows` more rows in these slots, committed or not."""
+        held = self.storage[0].shape[0]
         needed = max(self.lengths[s] for s in slots) + rows
-        if needed > self.capacity:
-            capacity = max(round_up(needed, BUCKET), min(2 * self.capacity, self.max_len))
-            grown = self._make(self.slots, round_up(capacity, BUCKET))
-            for old, new in zip(self.storage, grown, strict=True):
-                new[:, : self.capacity].copy_(old)
-            self.storage, self.capacity = grown, grown[0].shape[1]
+        if needed <= self.capacity and max(slots) < held:
+            return
+        capacity = self.capacity
+        if needed > capacity:
+            wanted = max(needed, min(2 * capacity, self.max_len))
+            capacity = round_up(wanted, BUCKET)
+        count = held if max(slots) < held else min(self.slots, max(max(slots) + 1, 2 * held))
+        grown = self._make(count, capacity)
+        for old, new in zip(self.storage, grown, strict=True):
+            for slot, length in enumerate(self.lengths[:held]):
+                new[slot, :length].copy_(old[slot, :length])
+        self.storage, self.capacity = grown, capacity
 
     def row_indices(self, slots: Sequence[int], rows: int) -> Tensor:
         """Flat indices `[B * rows]` into `[slots * capacity]` of the rows a pass writes."""

@@ -1,7 +1,16 @@
 """Pure probability: transforms, keyed noise, draws, residuals."""
 
-from .draws import categorical, residual, without
+from .draws import categorical, law_device, residual, without
 from .noise import RequestNoise, Stream, uniforms
 from .transforms import Warp
 
-__all__ = ["RequestNoise", "Stream", "Warp", "categorical", "residual", "uniforms", "without"]
+__all__ = [
+    "RequestNoise",
+    "Stream",
+    "Warp",
+    "categorical",
+    "law_device",
+    "residual",
+    "uniforms",
+    "without",
+]

@@ -6,6 +6,15 @@ import torch
 from torch import Tensor
 
 
+def law_device(device: torch.device) -> torch.device:
+    """Where laws are computed and drawn from: where the model is, if that has float64.
+
+    MPS has not, and draws in lower precision would not have the law that the
+    verifier assumes; there the CPU does it.
+    """
+    return torch.device("cpu") if device.type == "mps" else device
+
+
 def categorical(p: Tensor, u: Tensor) -> Tensor:
     """Draw one index per row by inverting the distribution function.
 
