@@ -37,4 +37,7 @@ class IncompatibleError(OutpaceError, ValueError):
 
 def first_line(error: BaseException) -> str:
     """The first line of somebody else's message, for ours to quote."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if lines[0].endswith(":") and len(lines) > 1:
+        return f"{lines[0]} {lines[1].strip()}"
+    return lines[0]

@@ -62,6 +62,12 @@ def append(model: LanguageModel, cache: SlotCache, slot: int, ids: Sequence[int]
     return logits
 
 
+@torch.inference_mode()
+def keep(cache: SlotCache, slot: int, path: Sequence[int]) -> None:
+    """Commit the root and these nodes of the last pass, as a round does."""
+    cache.commit(slot, [0, *(node + 1 for node in path)])
+
+
 def in_blocks(model: LanguageModel, ids: Sequence[int], *sizes: int) -> Tensor:
     """Logits `[T, V]` of a text fed in blocks of these sizes, over and over."""
     cache, parts, start = model.new_cache(1, 2048), [], 0

@@ -19,6 +19,7 @@ from running import (
     feed,
     greedy,
     in_blocks,
+    keep,
     path_to,
     plain,
     plain_greedy,
@@ -131,7 +132,6 @@ def test_taps_are_the_hidden_states_of_transformers(saved):
     assert off(rest.taps[0], states[2][:, 7:]) > 1e-2  # a neighbouring layer is far away
 
 
-@pytest.mark.xfail(strict=True, reason="taps come in the order of the layers")
 def test_taps_come_in_the_order_they_were_asked_for(saved):
     model = saved("qwen3").load()
 
@@ -254,7 +254,7 @@ def test_a_node_of_a_tree_sees_its_path_alone(saved, name, tree, prefix, kept, s
     for node in range(len(tree)):
         assert off(rows[node + 1], linear_logits(path_to(tree, node))[-1]) <= 1e-5
     path = path_to(tree, kept % len(tree))
-    cache.commit(1, [0, *(n + 1 for n in path)])
+    keep(cache, 1, path)
     assert cache.lengths == [0, prefix + 1 + len(path), 0]
     assert off(feed(model, cache, 1, after), linear_logits(path, after)[-3:]) <= 1e-5
 

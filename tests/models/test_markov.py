@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from running import append, feed, path_to
+from running import append, feed, keep, path_to
 
 from outpace import OptionError
 from outpace.models import MarkovModel, prefill
@@ -68,7 +68,7 @@ def test_a_tree_and_a_rollback_follow_the_table(order, case, kept, after):
         path = [block[n + 1] for n in path_to(tree, node)]
         assert torch.equal(rows[node + 1], law(model, [*prefix, block[0], *path]))
     path = path_to(tree, kept % len(tree)) if len(tree) else []
-    cache.commit(1, [0, *(n + 1 for n in path)])
+    keep(cache, 1, path)
     text = [*prefix, block[0], *(block[n + 1] for n in path), *after]
     assert torch.equal(append(model, cache, 1, after)[-1], law(model, text))
     cache.truncate(1, len(prefix))

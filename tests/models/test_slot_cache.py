@@ -35,7 +35,10 @@ def write(cache, slots, rows):
 
 
 def held(cache, slot):
-    return cache.storage[0][slot, : cache.lengths[slot]].tolist()
+    if slot >= len(cache.storage[0]):  # never used, and without memory
+        return []
+    n = cache.lengths[slot]
+    return cache.storage[0][slot, :n].tolist() if n else []  # an unused slot may have no memory
 
 
 def filled(length, max_len=300):
@@ -113,6 +116,29 @@ def test_growth_doubles_and_keeps_what_every_slot_holds():
     assert sorted(set(capacities)) == [512, 1024]
 
 
+def test_slots_get_memory_when_they_are_used():
+    cache = SlotCache(5, 300, make)
+    counts = []
+    for slot in (0, 1, 2, 0, 4, 3):
+        write(cache, [slot], torch.tensor([[slot, 10 + slot]]))
+        cache.commit(slot, (0, 1))
+        counts.append(len(cache.storage[0]))
+    assert counts == [1, 2, 4, 4, 5, 5]
+    assert [held(cache, s) for s in range(5)] == [
+        [0, 10, 0, 10],
+        *([s, 10 + s] for s in (1, 2, 3, 4)),
+    ]
+    assert cache.slots == 5
+
+
+def test_a_commit_need_not_be_in_inference_mode():
+    cache = SlotCache(2, 300, make)
+    with torch.inference_mode():
+        write(cache, [1], torch.tensor([[70, 71, 72]]))
+    cache.commit(1, (0, 2))
+    assert held(cache, 1) == [70, 72]
+
+
 def test_a_small_cache_is_no_larger_than_it_may_get():
     assert SlotCache(1, 10, make).capacity == 64
     assert SlotCache(1, 65, make).capacity == 128
@@ -146,6 +172,7 @@ class AgainstLists(RuleBasedStateMachine):
         tokens = torch.arange(self.next, self.next + batch * rows).view(batch, rows)
         self.next += batch * rows
         write(self.cache, slots[:batch], tokens)
+        self.last = [[] for _ in range(SLOTS)]
         for slot, row in zip(slots, tokens.tolist(), strict=False):
             self.last[slot] = row
 
@@ -176,8 +203,9 @@ class AgainstLists(RuleBasedStateMachine):
         assert self.cache.lengths == [len(rows) for rows in self.kept]
         for slot, rows in enumerate(self.kept):
             assert held(self.cache, slot) == rows
-            twice = self.cache.storage[1][slot, : len(rows)].tolist()
-            assert twice == [[float(r), float(r)] for r in rows]
+            if rows:
+                twice = self.cache.storage[1][slot, : len(rows)].tolist()
+                assert twice == [[float(r), float(r)] for r in rows]
 
 
 TestAgainstLists = AgainstLists.TestCase
@@ -191,9 +219,9 @@ class CommitsThePrefix(SlotCache):
 
 class LosesOnGrowth(SlotCache):
     def reserve(self, slots, rows):
-        before = self.capacity
+        before = self.storage
         super().reserve(slots, rows)
-        if self.capacity > before:
+        if self.storage is not before:
             self.storage = self._make(self.slots, self.capacity)
 
 

@@ -74,7 +74,7 @@ class TransformersAdapter:
         self._config = config
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.context_length = int(getattr(config, "max_position_embeddings", None) or 2048)
-        refuse_stateful(type(model))
+        refuse_unfit(type(model), model.config)
         self._window = _windows(config)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._layout = self._read_layout()
@@ -110,6 +110,11 @@ class TransformersAdapter:
         taps: Sequence[int] = (),
         logits: bool = True,
     ) -> ForwardOutput:
+        last = int(self._config.num_hidden_layers) - 1
+        if last in taps:
+            raise UnsupportedModelError(
+                f"transformers shows layer {last} behind the final norm only: tap an earlier layer"
+            )
         rows = tokens.shape[1]
         cache.reserve(slots, rows)
         lengths = [cache.lengths[s] for s in slots]
@@ -209,16 +214,29 @@ class TransformersAdapter:
         return logits.float()
 
 
-def refuse_stateful(model_class: type) -> None:
-    """Refuse what its class already shows, before weights are loaded.
+def refuse_unfit(model_class: type, config: Any) -> None:
+    """Refuse what class and configuration already show, before weights are loaded.
+
+    A short trial cannot show what only a long text would: attention that is
+    neither full nor a sliding window, frequencies that follow the length.
 
     Raises:
-        UnsupportedModelError: a recurrent state, or no way to place tokens.
+        UnsupportedModelError: a recurrent state, no way to place tokens, or
+            attention or positions that our masks would not reproduce.
     """
     if getattr(model_class, "_is_stateful", False):
         raise UnsupportedModelError("it keeps a recurrent state that cannot be rolled back")
     if "position_ids" not in inspect.signature(model_class.forward).parameters:  # type: ignore[attr-defined]
         raise UnsupportedModelError("its forward pass takes no position_ids")
+    text = config.get_text_config(decoder=True)
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise UnsupportedModelError(f"its layers are of kinds unknown here ({sorted(kinds)})")
+    for name in ("attention_chunk_size", "keep_window_size", "attention_types"):
+        if getattr(text, name, None):
+            raise UnsupportedModelError(f"its attention is local in a way of its own ({name})")
+    if "longrope" in str(getattr(text, "rope_parameters", None)):
+        raise UnsupportedModelError("its rope_type 'longrope' follows the length of the text")
 
 
 def _windows(config: Any) -> tuple[int, bool] | None:
@@ -232,4 +250,4 @@ def _windows(config: Any) -> tuple[int, bool] | None:
     return int(window), len(kinds) > 1
 
 
-__all__ = ["TransformersAdapter", "refuse_stateful"]
+__all__ = ["TransformersAdapter", "refuse_unfit"]

@@ -61,7 +61,8 @@ class LanguageModel(Protocol):
             positions: `[B, T]` int64, absolute.
             slots: B distinct slots of `cache`.
             mask: `[B, T, T]` bool, `mask[b, i, j]`: row i may look at row j.
-            taps: layers whose output is wanted (0 is the first layer's).
+            taps: layers whose output (before any final norm) is wanted, in this
+                order; 0 is the first layer.
             logits: False skips the head (prefill).
         """
         ...

@@ -53,7 +53,8 @@ class SlotCache:
             wanted = max(needed, min(2 * capacity, self.max_len))
             capacity = round_up(wanted, BUCKET)
         count = held if max(slots) < held else min(self.slots, max(max(slots) + 1, 2 * held))
-        grown = self._make(count, capacity)
+        with torch.inference_mode(False):  # what is made here is written elsewhere, too
+            grown = self._make(count, capacity)
         for old, new in zip(self.storage, grown, strict=True):
             for slot, length in enumerate(self.lengths[:held]):
                 new[slot, :length].copy_(old[slot, :length])

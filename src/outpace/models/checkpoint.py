@@ -58,7 +58,10 @@ class Weights:
             self.folder / "model.safetensors.index.json",
         )
         if index.is_file():
-            names = sorted(set(read_json(index).get("weight_map", {}).values()))
+            places = read_json(index).get("weight_map")
+            if not isinstance(places, dict) or not places:
+                raise CheckpointError(f"{index} has no weight_map: {_AGAIN}")
+            names = sorted(set(places.values()))
             missing = [n for n in names if not (self.folder / n).is_file()]
             if missing:
                 raise CheckpointError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CheckpointError, UnsupportedModelError
+from .rope import inverse_frequencies
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 
@@ -62,12 +63,24 @@ class LeanConfig:
             int(c["hidden_size"]),
         )
         kv_heads = int(c.get("num_key_value_heads") or heads)
-        if layers < 1 or heads % kv_heads:
+        if layers < 1:
+            raise CheckpointError(f"config.json has {layers} layers: at least one is needed")
+        if heads % kv_heads:
             raise CheckpointError(
-                f"config.json has {layers} layers, {heads} heads over {kv_heads} key-value heads: "
-                "heads must be a multiple of key-value heads"
+                f"config.json has {heads} heads over {kv_heads} key-value heads: the first must "
+                "be a multiple of the second"
             )
         attention_bias = bool(c.get("attention_bias"))
+        rope, head_dim = _rope(c), int(c.get("head_dim") or hidden // heads)
+        context_length = int(c["max_position_embeddings"])
+        if context_length < 1:
+            raise CheckpointError(f"config.json has max_position_embeddings {context_length}")
+        try:
+            inverse_frequencies(rope, head_dim, context_length)
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise CheckpointError(
+                f"config.json has rotary parameters that make no sense ({error!r}): {rope}"
+            ) from error
         return cls(
             family=family,
             vocab_size=int(c["vocab_size"]),
@@ -75,16 +88,16 @@ class LeanConfig:
             layers=layers,
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=int(c.get("head_dim") or hidden // heads),
+            head_dim=head_dim,
             mlp_size=int(c["intermediate_size"]),
-            context_length=int(c["max_position_embeddings"]),
+            context_length=context_length,
             norm_eps=float(c["rms_norm_eps"]),
             tied=bool(c.get("tie_word_embeddings")),
             qkv_bias=attention_bias or family == "qwen2",
             output_bias=attention_bias and family != "qwen2",
             mlp_bias=bool(c.get("mlp_bias")),
             qk_norm=family == "qwen3",
-            rope=_rope(c),
+            rope=rope,
             windows=_windows(c, layers),
             rotary=_rotary(c, layers),
         )
@@ -110,6 +123,8 @@ def _windows(c: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
     window = c.get("sliding_window")
     if not window or c.get("use_sliding_window") is False:
         return (None,) * layers
+    if int(window) < 0:
+        raise CheckpointError(f"config.json has a sliding_window of {window}")
     kinds = c.get("layer_types")
     if kinds:
         known = {"full_attention", "sliding_attention"}
@@ -124,4 +139,8 @@ def _windows(c: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
 
 def _rotary(c: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     flags = c.get("no_rope_layers")  # 1 where the layer does rotate
+    if flags and len(flags) != layers:
+        raise CheckpointError(
+            f"config.json has {layers} layers and {len(flags)} entries in no_rope_layers"
+        )
     return tuple(bool(f) for f in flags) if flags else (True,) * layers

@@ -119,7 +119,7 @@ class LeanDecoder:
         groups = self._groups(cache, slots, rows, positions, mask)
         cos, sin = self._rotations(positions, cache)
         h = F.embedding(tokens, self._embedding)  # [B, T, H]
-        tapped: list[Tensor] = []
+        states: dict[int, Tensor] = {}
         for i, layer in enumerate(self._layers):
             x = layer.input_norm(h)
             keys, values = cache.storage[2 * i], cache.storage[2 * i + 1]
@@ -130,10 +130,9 @@ class LeanDecoder:
             gate, up = layer.gate_up(x).chunk(2, -1)
             h = h + layer.down(F.silu(gate) * up)
             if i in taps:
-                tapped.append(h)
-        if not logits:
-            return ForwardOutput(None, tuple(tapped))
-        return ForwardOutput(self._head(self._norm(h)), tuple(tapped))
+                states[i] = h
+        tapped = tuple(states[i] for i in taps)
+        return ForwardOutput(self._head(self._norm(h)) if logits else None, tapped)
 
     def _rotations(self, positions: Tensor, cache: SlotCache) -> tuple[Tensor, Tensor]:
         """Cosine and sine `[B, T, 1, D]`; the tables grow with the cache."""

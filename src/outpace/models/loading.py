@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 
-from ..errors import CheckpointError, OptionError, UnsupportedModelError, first_line
+from ..errors import (
+    CheckpointError,
+    OptionError,
+    OutpaceError,
+    UnsupportedModelError,
+    first_line,
+)
 from .base import LanguageModel
 from .checkpoint import Weights, read_json
 from .config import LeanConfig
@@ -107,7 +113,8 @@ def _check_causal(name: str, raw: dict[str, Any]) -> None:
     kind = raw.get("model_type")
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
     classes = {known} if isinstance(known, str) else set(known or ())
-    architectures = set(raw.get("architectures") or classes)
+    named = raw.get("architectures") or classes
+    architectures = {named} if isinstance(named, str) else set(named)
     if not classes & architectures:
         what = ", ".join(sorted(architectures)) or f"model_type {kind!r}"
         raise UnsupportedModelError(
@@ -206,23 +213,50 @@ def _adapted(
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    from .adapter import TransformersAdapter, refuse_stateful
+    from .adapter import TransformersAdapter, refuse_unfit
 
     try:
-        refuse_stateful(MODEL_FOR_CAUSAL_LM_MAPPING[type(source.config)])
-        model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=dtype).to(device)
-        return TransformersAdapter(model)
+        refuse_unfit(MODEL_FOR_CAUSAL_LM_MAPPING[type(source.config)], source.config)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source.folder, dtype=dtype, output_loading_info=True
+        )
+        _check_complete(source.name, report)
+        return TransformersAdapter(model.to(device))
     except UnsupportedModelError as error:
         raise UnsupportedModelError(
             f"{source.name} ({source.config.model_type}) cannot be run exactly: {error}; the lean "
             f"decoder does not take it because {reason}. Use a model whose cache holds keys and "
             "values only"
         ) from error
+    except OutpaceError:
+        raise
+    except ImportError as error:
+        raise CheckpointError(
+            f"{source.name} needs a package that is not here ({first_line(error)}): install it"
+        ) from error
     except Exception as error:
         raise CheckpointError(
             f"{source.name} cannot be loaded by transformers ({first_line(error)}): "
             "download the checkpoint again"
         ) from error
+
+
+def _check_complete(name: str, report: dict[str, Any]) -> None:
+    """Neither random weights for missing tensors nor tensors that are ignored.
+
+    Raises:
+        CheckpointError: there would be.
+    """
+    for kind, what in (
+        ("missing_keys", "lacks {} tensors that its architecture needs"),
+        ("unexpected_keys", "has {} tensors that its architecture does not use"),
+    ):
+        keys = sorted(report.get(kind) or ())
+        if keys:
+            raise CheckpointError(
+                f"{name} {what.format(len(keys))}, e.g. {keys[0]!r}: config.json and the weights "
+                "do not belong together"
+            )
 
 
 def load_tokenizer(source: Source) -> Tokenizer:

@@ -102,12 +102,11 @@ class Tokenizer:
         if decoder is None or json.loads(decoder.__getstate__()).get("type") != "ByteLevel":
             return None
         to_byte = _byte_alphabet()
-        added = {int(i): str(t.content) for i, t in self.hf.added_tokens_decoder.items()}
         pieces = [b""] * (max(self.vocabulary.values()) + 1)
         for token, i in self.vocabulary.items():
             if i in self.special_ids:
                 continue
-            if i in added or any(c not in to_byte for c in token):
+            if any(c not in to_byte for c in token):
                 pieces[i] = token.encode()
             else:
                 pieces[i] = bytes(to_byte[c] for c in token)

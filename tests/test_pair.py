@@ -1,0 +1,108 @@
+"""The shipped pair: greedy text is plain text, seeds are kept among neighbours, size is bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+import outpace
+from outpace.bench.prompts import held_out_prompts
+from outpace.models.loading import ASSETS, locate
+from outpace.verifiers import GreedyVerifier, Verdict
+
+pytestmark = pytest.mark.skipif(
+    not (ASSETS / "target").is_dir(), reason="the pair is not trained yet"
+)
+GREEDY = {"max_new_tokens": 128, "eos_token_ids": ()}
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[str]:
+    return held_out_prompts(50)
+
+
+@pytest.fixture(scope="module")
+def plain_ids(prompts) -> list[tuple[int, ...]]:
+    """Plain decoding, one prompt at a time, fp32."""
+    plain = outpace.load("demo", dtype="float32", device="cpu")
+    return [plain.generate(p, **GREEDY).token_ids for p in prompts]
+
+
+def load(k: int, max_batch: int, dtype: str = "float32", **options) -> outpace.Generator:
+    return outpace.load(
+        "demo", "demo-draft", k, dtype=dtype, device="cpu", max_batch=max_batch, **options
+    )
+
+
+@pytest.mark.parametrize("k", [3, 7])
+def test_greedy_alone_equals_plain(prompts, plain_ids, k):
+    fast = load(k, 1)
+    assert [fast.generate(p, **GREEDY).token_ids for p in prompts] == plain_ids
+    assert fast.engine.stats.tokens_per_pass > 1.3
+
+
+def test_greedy_in_ragged_batches_equals_plain(prompts, plain_ids):
+    """50 prompts through 8 slots: they enter and leave at different times."""
+    fast = load(4, 8)
+    params = [
+        outpace.SamplingParams(max_new_tokens=128 - 5 * (i % 7), eos_token_ids=())
+        for i in range(len(prompts))
+    ]
+    results = fast.generate(prompts, params=params)
+    for result, plain in zip(results, plain_ids, strict=True):
+        assert result.token_ids == plain[: len(result.token_ids)]
+        assert len(result.token_ids) >= 128 - 30
+
+
+def test_a_rule_that_accepts_one_token_too_many_is_caught(prompts, plain_ids, monkeypatch):
+    """Negative control of both tests above."""
+    honest = GreedyVerifier.__call__
+
+    def generous(self, p, draft, noise):
+        verdict = honest(self, p, draft, noise)
+        n = draft.tokens.shape[1]
+        if n == 0 or len(draft.trees[0]) == 0:
+            return verdict
+        accepted = (verdict.accepted + 1).clamp_max(len(draft.trees[0]))
+        path = verdict.path.clone()
+        path[0, : int(accepted)] = verdict.path.new_tensor(range(int(accepted)))
+        return Verdict(path, accepted, p.argmax(-1)[:, int(accepted)])
+
+    monkeypatch.setattr(GreedyVerifier, "__call__", generous)
+    fast = load(4, 1)
+    differing = [
+        fast.generate(p, **GREEDY).token_ids != plain
+        for p, plain in zip(prompts[:5], plain_ids, strict=False)
+    ]
+    assert any(differing)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_seeded_request_does_not_feel_its_neighbours(prompts, dtype):
+    """Alone and among seven others: the same tokens, in bf16 too."""
+    fast = load(4, 8, dtype)
+    options = {"temperature": 0.8, "top_p": 0.95, "max_new_tokens": 48, "eos_token_ids": ()}
+    together = fast.generate(prompts[:8], seed=list(range(8)), **options)
+    for i, result in enumerate(together):
+        alone = fast.generate(prompts[i], seed=i, **options)
+        assert alone.token_ids == result.token_ids
+    other = fast.generate(prompts[0], seed=100, **options)
+    assert other.token_ids != together[0].token_ids
+
+
+def test_the_weights_are_small_and_the_card_lists_what_was_held_out():
+    files = [f for f in ASSETS.rglob("*") if f.is_file()]
+    assert sum(f.stat().st_size for f in files) <= 64e6
+    card = (ASSETS / "README.md").read_text(encoding="utf-8")
+    for path in ("pdb.py", "wsgiref/validate.py", "asyncio/selector_events.py"):
+        assert f"`{path}`" in card
+    assert locate("demo-draft").is_dir()
+
+
+def test_it_writes_python(prompts):
+    """Sampled completions contain what Python is made of."""
+    fast = load(4, 8, "bfloat16")
+    text = "".join(
+        r.text for r in fast.generate(prompts[:8], temperature=0.8, seed=0, max_new_tokens=96)
+    )
+    for word in ("self", "return", "if ", "\n    ", "("):
+        assert word in text
