@@ -105,6 +105,30 @@ def test_errors_are_one_line_with_code_2(arguments, message, pair, capsys):
     assert message in captured.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["x" * 3000], "shorten the prompt to at most 511"),
+        (["x", "--chat"], "no chat template"),
+        (["x", "--system", "y"], "no chat template"),
+        (["x", "-k", "-2"], "k must be"),
+    ],
+)
+def test_requests_are_checked_before_weights_are_read(
+    arguments, message, base, capsys, monkeypatch
+):
+    from outpace.models.checkpoint import Weights
+
+    def reading(*args):
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(Weights, "load", reading)
+    assert run(["generate", *base, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
 def test_a_vocabulary_mismatch_is_one_line_with_an_example(pair, tmp_path, capsys):
     shutil.copytree(pair / "draft", tmp_path / "other")
     swap_two_tokens(tmp_path / "other")

@@ -16,6 +16,7 @@ LAYERS = [
     {"drafters", "verifiers"},
     {"engine"},
     {"generator"},
+    {"assembly"},
     {"planner", "audit", "training"},
     {"bench"},
     {"serve", "export", "cli"},

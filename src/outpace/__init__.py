@@ -5,6 +5,7 @@ generator = outpace.load("demo", drafter="demo-draft", k=4)
 print(generator.generate("def parse(").text)
 """
 
+from .assembly import load
 from .engine.stats import Stats
 from .errors import (
     CheckpointError,
@@ -15,7 +16,7 @@ from .errors import (
     UnsupportedModelError,
     VocabularyMismatchError,
 )
-from .generator import Generator, Stream, load
+from .generator import Generator, Stream
 from .types import Result, SamplingParams, TokenEvent
 
 __version__ = "0.1.0"

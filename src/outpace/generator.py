@@ -5,92 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-
-from .drafters import Drafter, ModelDrafter
+from .drafters import Drafter
 from .engine import Engine, Stats
-from .engine.engine import check_compatible, check_k
 from .engine.sequence import Sequence as Running
 from .errors import IncompatibleError, OptionError
 from .models.base import LanguageModel
-from .models.loading import (
-    Progress,
-    Source,
-    choose_device,
-    choose_dtype,
-    eos_token_ids,
-    inspect_checkpoint,
-    load_model,
-    load_tokenizer,
-)
-from .models.tokenizer import Tokenizer, check_vocabularies
+from .models.tokenizer import Tokenizer
 from .types import Result, SamplingParams, TokenEvent
-from .verifiers import Verifier, make_verifier
+from .verifiers import Verifier
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, str]]
-
-
-def load(
-    model: str,
-    drafter: str | None = None,
-    k: int = 4,
-    *,
-    verifier: str = "token",
-    dtype: str | torch.dtype | None = None,
-    device: str | torch.device | None = None,
-    max_batch: int = 8,
-    max_len: int | None = None,
-    progress: Progress = lambda what, done, total: None,
-) -> Generator:
-    """Load a target and a drafter; everything is checked before any weight is read.
-
-    Args:
-        model: a checkpoint folder, a hub id, or "demo" (shipped).
-        drafter: a smaller checkpoint of the same vocabulary ("demo-draft" is
-            shipped); None is plain decoding.
-        k: tokens drafted per round; 0 is plain decoding.
-        dtype: "float32", "bfloat16" or "float16"; by default the checkpoint's
-            where this machine is fast at it, else float32.
-        device: "cpu", "cuda", "cuda:N" or "mps"; by default the best there is.
-        max_batch: sequences that run at once.
-        max_len: positions per sequence; by default the model's context.
-
-    Raises:
-        OutpaceError: a subclass that names the cause and the fix.
-    """
-    check_k(k)
-    rule = make_verifier(verifier)
-    choose_dtype(dtype, None, choose_device(device))
-    source = inspect_checkpoint(model)
-    tokenizer = load_tokenizer(source)
-    remarks: list[str] = []
-    draft_source: Source | None = None
-    if drafter is not None:
-        draft_source = inspect_checkpoint(drafter)
-        remarks = check_vocabularies(tokenizer, load_tokenizer(draft_source), _width(draft_source))
-    target = load_model(source, dtype, device, progress)
-    proposer: Drafter | None = None
-    if draft_source is not None:
-        # The draft runs as the target does; two precisions would only cost acceptance.
-        draft = load_model(draft_source, target.dtype, target.device, progress)
-        proposer = ModelDrafter(draft, target.vocab_size, draft_source.name)
-        check_compatible(proposer, rule)
-    return Generator(
-        target,
-        proposer,
-        k,
-        tokenizer=tokenizer,
-        eos=eos_token_ids(source, tokenizer),
-        verifier=rule,
-        max_batch=max_batch,
-        max_len=max_len,
-        remarks=remarks,
-    )
-
-
-def _width(source: Source) -> int:
-    return int(source.config.get_text_config(decoder=True).vocab_size)
 
 
 class Generator:
@@ -159,7 +84,7 @@ class Generator:
         **options: Any,
     ) -> Stream:
         """Like `generate`, event by event; several streams may run side by side."""
-        ids, texts, many = self._encode(prompts, messages)
+        ids, texts, many = encode(self.tokenizer, prompts, messages)
         all_params = _spread(params, seed, options, len(ids))
         if self.tokenizer is None and any(p.stop for p in all_params):
             raise OptionError("stop strings need a tokenizer: pass one, or use eos_token_ids")
@@ -178,45 +103,42 @@ class Generator:
             raise
         return Stream(self.engine, running, texts, many)
 
-    def _encode(
-        self, prompts: Any, messages: Any
-    ) -> tuple[list[list[int]], list[str | None], bool]:
-        """Token ids, texts where they were given, and whether a list was given."""
-        if (prompts is None) == (messages is None):
-            raise OptionError("give either prompts or messages")
-        if messages is not None:
-            many = bool(messages) and not isinstance(messages[0], Mapping)
-            conversations = list(messages) if many else [messages]
-            if not conversations or not all(conversations):
-                raise OptionError("messages is empty: give at least one message with a role")
-            return (
-                [self._tokenizer().chat(m) for m in conversations],
-                [None] * len(conversations),
-                many,
-            )
-        many = not isinstance(prompts, str) and not (
-            len(prompts) > 0 and isinstance(prompts[0], int)
-        )
-        given = list(prompts) if many else [prompts]
-        if many and not given:
-            raise OptionError("the list of prompts is empty: give at least one prompt")
-        ids: list[list[int]] = []
-        texts: list[str | None] = []
-        for prompt in given:
-            if isinstance(prompt, str):
-                if not prompt:
-                    raise OptionError("the prompt is empty: give at least one token of text")
-                ids.append(self._tokenizer().encode(prompt))
-                texts.append(prompt)
-            else:
-                ids.append([int(t) for t in prompt])
-                texts.append(None)
-        return ids, texts, many
 
-    def _tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise OptionError("this generator has no tokenizer: give token ids")
-        return self.tokenizer
+def encode(
+    tokenizer: Tokenizer | None,
+    prompts: Prompt | Sequence[Prompt] | None,
+    messages: Messages | Sequence[Messages] | None,
+) -> tuple[list[list[int]], list[str | None], bool]:
+    """Token ids, texts where texts were given, and whether a list was given.
+
+    Raises:
+        OptionError: nothing, both, or something empty was given, or there is no
+            tokenizer or chat template for it.
+    """
+    if (prompts is None) == (messages is None):
+        raise OptionError("give either prompts or messages")
+    given: list[Any]
+    if messages is not None:
+        many = bool(messages) and not isinstance(messages[0], Mapping)
+        given = list(messages) if many else [messages]
+        if not given or not all(given):
+            raise OptionError("messages is empty: give at least one message with a role")
+        return [_need(tokenizer).chat(m) for m in given], [None] * len(given), many
+    assert prompts is not None
+    many = not isinstance(prompts, str) and not (len(prompts) > 0 and isinstance(prompts[0], int))
+    given = list(prompts) if many else [prompts]
+    if not given:
+        raise OptionError("the list of prompts is empty: give at least one prompt")
+    ids = [_need(tokenizer).encode(p) if isinstance(p, str) else [int(t) for t in p] for p in given]
+    if not all(ids):
+        raise OptionError("the prompt is empty: give at least one token of text")
+    return ids, [p if isinstance(p, str) else None for p in given], many
+
+
+def _need(tokenizer: Tokenizer | None) -> Tokenizer:
+    if tokenizer is None:
+        raise OptionError("this generator has no tokenizer: give token ids")
+    return tokenizer
 
 
 class Stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from ..errors import OptionError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..assembly import Assembly
     from ..engine.stats import Stats
     from ..generator import Generator
 
@@ -48,19 +50,32 @@ def drafter_for(model: str, drafter: str | None) -> str | None:
 
 
 def load_with_bar(
-    model: str, drafter: str | None, k: int, dtype: str | None, device: str | None, **options: Any
+    model: str,
+    drafter: str | None,
+    k: int,
+    dtype: str | None,
+    device: str | None,
+    check: Callable[[Assembly], None] = lambda assembly: None,
+    **options: Any,
 ) -> Generator:
-    """`outpace.load` with a progress bar on a terminal, remarks on stderr."""
+    """`outpace.load` with a progress bar on a terminal, remarks on stderr.
+
+    `check` sees the assembly before any weight is read.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from transformers.utils import logging as transformers_logging
 
-    from ..generator import load
+    from ..assembly import Assembly
 
     transformers_logging.set_verbosity_error()
     console = Console(stderr=True)
     if not console.is_terminal:
         transformers_logging.disable_progress_bar()
+    assembly = Assembly(model, drafter, k, dtype=dtype, device=device, **options)
+    check(assembly)
+    for remark in assembly.remarks:
+        print(f"outpace: note: {remark}", file=sys.stderr)
     columns = (TextColumn("loading {task.description}"), BarColumn(), TimeElapsedColumn())
     quiet = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
@@ -71,10 +86,7 @@ def load_with_bar(
                 tasks[what] = bar.add_task(what, total=total)
             bar.update(tasks[what], completed=done)
 
-        generator = load(model, drafter, k, dtype=dtype, device=device, progress=advance, **options)
-    for remark in generator.remarks:
-        print(f"outpace: note: {remark}", file=sys.stderr)
-    return generator
+        return assembly.load(advance)
 
 
 def read_text(path: str) -> str:

@@ -56,23 +56,27 @@ def generate(
         stop=tuple(stop or ()),
     )
     text = _prompt(prompt, file)
-    generator = common.load_with_bar(
-        model, common.drafter_for(model, drafter), k, dtype, device, max_batch=1
-    )
+    request: dict[str, Any] = {"prompts": text}
     if chat or system is not None:
         messages = [{"role": "system", "content": system}] if system is not None else []
-        messages.append({"role": "user", "content": text})
-        stream = generator.stream(messages=messages, params=params)
-        text = ""
-    else:
-        stream = generator.stream(text, params=params)
+        request = {"messages": [*messages, {"role": "user", "content": text}]}
+    generator = common.load_with_bar(
+        model,
+        common.drafter_for(model, drafter),
+        k,
+        dtype,
+        device,
+        check=lambda assembly: assembly.check(params, **request),
+        max_batch=1,
+    )
+    stream = generator.stream(params=params, **request)
     with stream:
         if as_json:
             for _ in stream:
                 pass
             print(json.dumps(as_dict(stream.results[0]), ensure_ascii=False))
         elif sys.stdout.isatty() and not no_color:
-            _show(stream, text)
+            _show(stream, request.get("prompts", ""))
         else:
             for event in stream:
                 sys.stdout.write(event.text)

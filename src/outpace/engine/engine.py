@@ -98,7 +98,7 @@ class Engine:
             ContextLengthError: the prompt, or with `on_context_full="error"`
                 prompt and new tokens, outgrow the context.
         """
-        self._check_request(prompt, params)
+        check_request(prompt, params, self.target.vocab_size, self.max_len, self.verifier)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         ids = params.eos_token_ids if params.eos_token_ids is not None else tuple(eos)
         sequence = Sequence(
@@ -279,31 +279,41 @@ class Engine:
             )
         return max_len
 
-    def _check_request(self, prompt: SequenceOf[int], params: SamplingParams) -> None:
-        if not len(prompt):
-            raise OptionError("the prompt is empty: give at least one token of text")
-        bad = next((t for t in prompt if not 0 <= t < self.target.vocab_size), None)
-        if bad is not None:
-            raise OptionError(
-                f"token id {bad} is outside the target's vocabulary of {self.target.vocab_size}"
-            )
-        if not params.greedy and not self.verifier.takes_sampling:
-            raise IncompatibleError(
-                f"the verifier {self.verifier.name!r} is exact at temperature 0 only: "
-                "set temperature=0 or use verifier='token'"
-            )
-        room = self.max_len - len(prompt)
-        if room < 1:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt)} tokens and the context {self.max_len}: "
-                f"shorten the prompt to at most {self.max_len - 1}"
-            )
-        if params.on_context_full == "error" and params.max_new_tokens > room:
-            raise ContextLengthError(
-                f"{len(prompt)} prompt tokens and max_new_tokens={params.max_new_tokens} need "
-                f"{len(prompt) + params.max_new_tokens} positions, the context has "
-                f"{self.max_len}: ask for at most {room} or use on_context_full='stop'"
-            )
+
+def check_request(
+    prompt: SequenceOf[int],
+    params: SamplingParams,
+    vocab_size: int,
+    max_len: int,
+    verifier: Verifier,
+) -> None:
+    """Whether a request can be run.
+
+    Raises:
+        OptionError, IncompatibleError, ContextLengthError: see `Engine.submit`.
+    """
+    if not len(prompt):
+        raise OptionError("the prompt is empty: give at least one token of text")
+    bad = next((t for t in prompt if not 0 <= t < vocab_size), None)
+    if bad is not None:
+        raise OptionError(f"token id {bad} is outside the target's vocabulary of {vocab_size}")
+    if not params.greedy and not verifier.takes_sampling:
+        raise IncompatibleError(
+            f"the verifier {verifier.name!r} is exact at temperature 0 only: "
+            "set temperature=0 or use verifier='token'"
+        )
+    room = max_len - len(prompt)
+    if room < 1:
+        raise ContextLengthError(
+            f"the prompt has {len(prompt)} tokens and the context {max_len}: "
+            f"shorten the prompt to at most {max_len - 1}"
+        )
+    if params.on_context_full == "error" and params.max_new_tokens > room:
+        raise ContextLengthError(
+            f"{len(prompt)} prompt tokens and max_new_tokens={params.max_new_tokens} need "
+            f"{len(prompt) + params.max_new_tokens} positions, the context has "
+            f"{max_len}: ask for at most {room} or use on_context_full='stop'"
+        )
 
 
 def check_k(k: int) -> int:

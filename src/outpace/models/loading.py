@@ -49,6 +49,17 @@ class Source:
     lean: LeanConfig | None
     reason: str  # why not the lean decoder
 
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding, padding included."""
+        return int(self.config.get_text_config(decoder=True).vocab_size)
+
+    @property
+    def context_length(self) -> int:
+        """Positions the model was made for (2048 where its configuration is silent)."""
+        text = self.config.get_text_config(decoder=True)
+        return int(getattr(text, "max_position_embeddings", None) or 2048)
+
 
 def locate(name: str | Path) -> Path:
     """The folder of a checkpoint: the shipped pair, a path, or a hub id.

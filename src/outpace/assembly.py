@@ -1,0 +1,147 @@
+"""From names to a generator: everything is checked before any weight is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from .drafters import Drafter, ModelDrafter
+from .engine.engine import check_compatible, check_k, check_request
+from .generator import Generator, Messages, Prompt, encode
+from .models.loading import (
+    Progress,
+    Source,
+    choose_device,
+    choose_dtype,
+    eos_token_ids,
+    inspect_checkpoint,
+    load_model,
+    load_tokenizer,
+)
+from .models.tokenizer import check_vocabularies
+from .types import SamplingParams
+from .verifiers import make_verifier
+
+
+class Assembly:
+    """A target, a drafter and how they run together: checked, not loaded yet.
+
+    See `load` for the arguments and errors.
+
+    Attributes:
+        remarks: what the vocabulary check found worth showing.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        drafter: str | Path | None = None,
+        k: int = 4,
+        *,
+        verifier: str = "token",
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        max_batch: int = 8,
+        max_len: int | None = None,
+    ) -> None:
+        self._k, self._max_batch, self._max_len = check_k(k), max_batch, max_len
+        self._rule = make_verifier(verifier)
+        self._device = choose_device(device)
+        self._dtype = dtype
+        choose_dtype(dtype, None, self._device)
+        self._target = inspect_checkpoint(model)
+        self.tokenizer = load_tokenizer(self._target)
+        self._draft: Source | None = None
+        self.remarks: list[str] = []
+        if drafter is not None:
+            self._draft = inspect_checkpoint(drafter)
+            self.remarks = check_vocabularies(
+                self.tokenizer, load_tokenizer(self._draft), self._draft.vocab_size
+            )
+
+    def check(
+        self,
+        params: SamplingParams,
+        prompts: Prompt | None = None,
+        messages: Messages | None = None,
+    ) -> None:
+        """Whether a request would be taken.
+
+        Raises:
+            OutpaceError: what `Generator.generate` would raise.
+        """
+        ids, _, _ = encode(self.tokenizer, prompts, messages)
+        room = min(self._target.context_length, self._max_len or self._target.context_length)
+        for prompt in ids:
+            check_request(prompt, params, self._target.vocab_size, room, self._rule)
+
+    def load(self, progress: Progress = lambda what, done, total: None) -> Generator:
+        """Read the weights.
+
+        Raises:
+            CheckpointError, UnsupportedModelError: they cannot be read or run.
+        """
+        target = load_model(self._target, self._dtype, self._device, progress)
+        proposer: Drafter | None = None
+        if self._draft is not None:
+            # The draft runs as the target does; two precisions would only cost acceptance.
+            draft = load_model(self._draft, target.dtype, target.device, progress)
+            proposer = ModelDrafter(draft, target.vocab_size, self._draft.name)
+            check_compatible(proposer, self._rule)
+        return Generator(
+            target,
+            proposer,
+            self._k,
+            tokenizer=self.tokenizer,
+            eos=eos_token_ids(self._target, self.tokenizer),
+            verifier=self._rule,
+            max_batch=self._max_batch,
+            max_len=self._max_len,
+            remarks=self.remarks,
+        )
+
+
+def load(
+    model: str | Path,
+    drafter: str | Path | None = None,
+    k: int = 4,
+    *,
+    verifier: str = "token",
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    max_batch: int = 8,
+    max_len: int | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Generator:
+    """Load a target and a drafter.
+
+    Args:
+        model: a checkpoint folder, a hub id, or "demo" (shipped).
+        drafter: a smaller checkpoint of the same vocabulary ("demo-draft" is
+            shipped); None is plain decoding.
+        k: tokens drafted per round; 0 is plain decoding.
+        verifier: the rule for requests that sample: "token", or "greedy", which
+            takes requests at temperature 0 only.
+        dtype: "float32", "bfloat16" or "float16"; by default the checkpoint's
+            where this machine is fast at it, else float32.
+        device: "cpu", "cuda", "cuda:N" or "mps"; by default the best there is.
+        max_batch: sequences that run at once.
+        max_len: positions per sequence; by default the model's context.
+        progress: called with (what, done, total) while weights are read.
+
+    Raises:
+        OutpaceError: a subclass that names the cause and the fix; before any
+            weight is read where that is possible.
+    """
+    assembly = Assembly(
+        model,
+        drafter,
+        k,
+        verifier=verifier,
+        dtype=dtype,
+        device=device,
+        max_batch=max_batch,
+        max_len=max_len,
+    )
+    return assembly.load(progress)
