@@ -31,6 +31,10 @@ class ContextLengthError(OutpaceError, ValueError):
     """A request needs more positions than the model or the cache has."""
 
 
+class NumericsError(OutpaceError, ArithmeticError):
+    """A model's logits are not numbers."""
+
+
 class IncompatibleError(OutpaceError, ValueError):
     """Two parts were put together that would not keep the target's law."""
 

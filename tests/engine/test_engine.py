@@ -330,3 +330,14 @@ def test_draft_law_is_a_point_mass_only_when_all_are_greedy():
     assert isinstance(first.law, Rows)
     assert set(first.law.q[0].unique().tolist()) == {0.0, 1.0}
     assert isinstance(last.law, Rows)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_are_an_error(temperature):
+    broken = MarkovModel(TARGET.table)
+    broken._log = broken._log.clone()
+    broken._log[:, 3] = float("nan")
+    engine = Engine(broken, ModelDrafter(mixed(), V), 2)
+    engine.submit([1, 3], SamplingParams(temperature=temperature, seed=0))
+    with pytest.raises(outpace.NumericsError, match="not numbers"):
+        engine.step()

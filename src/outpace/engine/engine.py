@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import deque
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..drafters.base import Commit, Context, Drafter
-from ..errors import ContextLengthError, IncompatibleError, OptionError
+from ..errors import ContextLengthError, IncompatibleError, NumericsError, OptionError
 from ..models.base import LanguageModel, prefill
 from ..models.tokenizer import Detokenizer, NullDetokenizer
 from ..sampling import Stream, Warp, law_device
@@ -369,6 +370,11 @@ def _emitted(
     out = []
     for row in packed:
         n = int(row[0])
+        if any(math.isnan(x) for x in row[2 + 2 * depths :]):
+            raise NumericsError(
+                "the target's logits are not numbers: run it in float32 (or bfloat16 instead of "
+                "float16), and check its weights"
+            )
         path = [int(x) for x in row[1 : 1 + n]]
         tokens = [int(x) for x in row[1 + depths : 2 + depths + n]]
         out.append((path, tokens, row[2 + 2 * depths : 3 + 2 * depths + n]))

@@ -24,13 +24,13 @@ def categorical(p: Tensor, u: Tensor) -> Tensor:
         u: `[...]` uniforms on [0, 1), float64.
 
     Returns:
-        `[...]` int64. An index with p = 0 is never drawn.
+        `[...]` int64. An index with p = 0 is never drawn; where p is not a number, some index.
     """
     cdf = p.double().cumsum(-1)  # [..., V]
     total = cdf[..., -1:]
     # u * total may round up to total; the largest smaller number is still inside.
     point = torch.minimum(u.unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cdf, point, right=True).squeeze(-1)
+    return torch.searchsorted(cdf, point, right=True).squeeze(-1).clamp_max_(p.shape[-1] - 1)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
