@@ -136,7 +136,7 @@ def test_abandoned_streams_free_their_slots(fast):
     assert result.text == fast.tokenizer.decode(result.token_ids)
 
     never_read = fast.stream(PROMPT)
-    with pytest.raises(outpace.IncompatibleError, match="has not ended"):
+    with pytest.raises(outpace.OptionError, match="has not ended"):
         _ = never_read.results
     del never_read
     gc.collect()

@@ -7,7 +7,13 @@ from pathlib import Path
 import torch
 
 from .drafters import Drafter, ModelDrafter
-from .engine.engine import check_compatible, check_k, check_request
+from .engine.checks import (
+    check_compatible,
+    check_k,
+    check_max_batch,
+    check_max_len,
+    check_request,
+)
 from .generator import Generator, Messages, Prompt, encode
 from .models.loading import (
     Progress,
@@ -45,12 +51,15 @@ class Assembly:
         max_batch: int = 8,
         max_len: int | None = None,
     ) -> None:
-        self._k, self._max_batch, self._max_len = check_k(k), max_batch, max_len
+        self._k, self._max_batch = check_k(k), check_max_batch(max_batch)
         self._rule = make_verifier(verifier)
+        if drafter is not None:
+            check_compatible(ModelDrafter, self._rule)
         self._device = choose_device(device)
         self._dtype = dtype
         choose_dtype(dtype, None, self._device)
         self._target = inspect_checkpoint(model)
+        self._max_len = check_max_len(max_len, self._target.context_length)
         self.tokenizer = load_tokenizer(self._target)
         self._draft: Source | None = None
         self.remarks: list[str] = []
@@ -72,9 +81,8 @@ class Assembly:
             OutpaceError: what `Generator.generate` would raise.
         """
         ids, _, _ = encode(self.tokenizer, prompts, messages)
-        room = min(self._target.context_length, self._max_len or self._target.context_length)
         for prompt in ids:
-            check_request(prompt, params, self._target.vocab_size, room, self._rule)
+            check_request(prompt, params, self._target.vocab_size, self._max_len, self._rule)
 
     def load(self, progress: Progress = lambda what, done, total: None) -> Generator:
         """Read the weights.
@@ -88,7 +96,6 @@ class Assembly:
             # The draft runs as the target does; two precisions would only cost acceptance.
             draft = load_model(self._draft, target.dtype, target.device, progress)
             proposer = ModelDrafter(draft, target.vocab_size, self._draft.name)
-            check_compatible(proposer, self._rule)
         return Generator(
             target,
             proposer,

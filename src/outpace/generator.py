@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, overload
+
+import numpy as np
+from torch import Tensor
 
 from .drafters import Drafter
-from .engine import Engine, Stats
-from .engine.sequence import Sequence as Running
-from .errors import IncompatibleError, OptionError
+from .engine import Engine, Request, Stats
+from .errors import OptionError
 from .models.base import LanguageModel
 from .models.tokenizer import Tokenizer
 from .types import Result, SamplingParams, TokenEvent
@@ -44,6 +48,37 @@ class Generator:
         self.remarks = tuple(remarks)
         self.engine = Engine(target, drafter, k, verifier, max_batch, max_len)
 
+    @overload
+    def generate(
+        self,
+        prompts: str,
+        *,
+        params: SamplingParams | None = None,
+        seed: int | None = None,
+        **options: Any,
+    ) -> Result: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: list[str],
+        *,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        seed: int | Sequence[int] | None = None,
+        **options: Any,
+    ) -> list[Result]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt] | None = None,
+        *,
+        messages: Messages | Sequence[Messages] | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        seed: int | Sequence[int] | None = None,
+        **options: Any,
+    ) -> Any: ...
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
@@ -60,7 +95,8 @@ class Generator:
             messages: instead of prompts, a conversation or a list of them, put
                 through the model's chat template.
             params: sampling parameters, for all or one per prompt.
-            seed: one for all prompts, or one per prompt.
+            seed: one for all prompts (equal prompts then give equal texts), or
+                one per prompt.
             options: the fields of `SamplingParams`, instead of `params`.
 
         Returns:
@@ -69,10 +105,10 @@ class Generator:
         Raises:
             OutpaceError: before anything is generated.
         """
-        stream = self.stream(prompts, messages=messages, params=params, seed=seed, **options)
-        for _ in stream:
-            pass
-        return stream.results if stream.many else stream.results[0]
+        with self.stream(prompts, messages=messages, params=params, seed=seed, **options) as stream:
+            for _ in stream:
+                pass
+            return stream.results if stream.many else stream.results[0]
 
     def stream(
         self,
@@ -88,10 +124,10 @@ class Generator:
         all_params = _spread(params, seed, options, len(ids))
         if self.tokenizer is None and any(p.stop for p in all_params):
             raise OptionError("stop strings need a tokenizer: pass one, or use eos_token_ids")
-        running: list[Running] = []
+        running: list[Request] = []
         try:
             for index, (prompt, p) in enumerate(zip(ids, all_params, strict=True)):
-                detokenizer = self.tokenizer.detokenizer() if self.tokenizer else None
+                detokenizer = self.tokenizer.detokenizer(prompt) if self.tokenizer else None
                 running.append(
                     self.engine.submit(
                         prompt, p, eos=self.eos_token_ids, detokenizer=detokenizer, index=index
@@ -124,15 +160,33 @@ def encode(
         if not given or not all(given):
             raise OptionError("messages is empty: give at least one message with a role")
         return [_need(tokenizer).chat(m) for m in given], [None] * len(given), many
-    assert prompts is not None
-    many = not isinstance(prompts, str) and not (len(prompts) > 0 and isinstance(prompts[0], int))
-    given = list(prompts) if many else [prompts]
+    many = not isinstance(prompts, str) and not _is_ids(prompts)
+    given = list(prompts or ()) if many else [prompts]
     if not given:
         raise OptionError("the list of prompts is empty: give at least one prompt")
-    ids = [_need(tokenizer).encode(p) if isinstance(p, str) else [int(t) for t in p] for p in given]
-    if not all(ids):
-        raise OptionError("the prompt is empty: give at least one token of text")
+    ids = [_ids(tokenizer, prompt) for prompt in given]
     return ids, [p if isinstance(p, str) else None for p in given], many
+
+
+def _is_ids(prompts: Any) -> bool:
+    """Whether this is one prompt of token ids (a list of numbers, an array, a 1-D tensor)."""
+    if not isinstance(prompts, (Sequence, np.ndarray, Tensor)):
+        raise OptionError(f"a prompt is text or token ids, not {type(prompts).__name__}")
+    if isinstance(prompts, (np.ndarray, Tensor)):
+        return prompts.ndim == 1
+    return len(prompts) > 0 and isinstance(prompts[0], (int, np.integer))
+
+
+def _ids(tokenizer: Tokenizer | None, prompt: Any) -> list[int]:
+    """Token ids of one prompt."""
+    if isinstance(prompt, str):
+        if not prompt:  # before the tokenizer puts a BOS token there
+            raise OptionError("the prompt is empty: give at least one token of text")
+        return _need(tokenizer).encode(prompt)
+    try:
+        return [operator.index(t) for t in prompt]
+    except TypeError as error:
+        raise OptionError(f"a prompt is text or a list of token ids, not {prompt!r}") from error
 
 
 def _need(tokenizer: Tokenizer | None) -> Tokenizer:
@@ -148,31 +202,38 @@ class Stream:
     """
 
     def __init__(
-        self, engine: Engine, running: list[Running], texts: list[str | None], many: bool
+        self, engine: Engine, requests: list[Request], texts: list[str | None], many: bool
     ) -> None:
         self.many = many
         self._engine = engine
-        self._running = running
+        self._requests = requests
         self._texts = texts
+        self._before = replace(engine.stats)
 
     def __iter__(self) -> Iterator[TokenEvent]:
         return self
 
     def __next__(self) -> TokenEvent:
         while True:
-            for sequence in self._running:
-                if sequence.fresh:
-                    return sequence.fresh.popleft()
-            if all(s.finish_reason is not None for s in self._running):
+            for request in self._requests:
+                if request.fresh:
+                    return request.fresh.popleft()
+            for request in self._requests:
+                if request.failure is not None:
+                    raise request.failure
+            if all(r.finish_reason is not None for r in self._requests):
                 raise StopIteration
             self._engine.step()
 
     @property
     def stats(self) -> Stats:
-        """So far, all prompts together."""
+        """So far, all prompts together; times are the engine's since the stream began."""
         total = Stats()
-        for sequence in self._running:
-            total = total.merge(sequence.stats)
+        for request in self._requests:
+            total = total.merge(request.stats)
+        now = self._engine.stats
+        for name in ("prefill_seconds", "draft_seconds", "target_seconds", "round_seconds"):
+            setattr(total, name, getattr(now, name) - getattr(self._before, name))
         return total
 
     @property
@@ -180,16 +241,16 @@ class Stream:
         """One result per prompt.
 
         Raises:
-            IncompatibleError: the stream is not exhausted yet.
+            OptionError: the stream is not exhausted yet.
         """
-        if any(s.finish_reason is None for s in self._running):
-            raise IncompatibleError("the stream has not ended: read it to the end, or close it")
-        return [_result(s, t) for s, t in zip(self._running, self._texts, strict=True)]
+        if any(r.finish_reason is None for r in self._requests):
+            raise OptionError("the stream has not ended: read it to the end, or close it")
+        return [_result(r, t) for r, t in zip(self._requests, self._texts, strict=True)]
 
     def close(self) -> None:
         """Stop generating and free the slots; what was emitted stays in `results`."""
-        for sequence in self._running:
-            self._engine.cancel(sequence)
+        for request in self._requests:
+            self._engine.cancel(request)
 
     def __enter__(self) -> Stream:
         return self
@@ -198,22 +259,22 @@ class Stream:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_running"):
+        if hasattr(self, "_requests"):
             self.close()
 
 
-def _result(sequence: Running, prompt: str | None) -> Result:
-    assert sequence.finish_reason is not None
+def _result(request: Request, prompt: str | None) -> Result:
+    assert request.finish_reason is not None
     return Result(
         prompt=prompt,
-        text=sequence.text,
-        token_ids=tuple(sequence.emitted),
-        tokens=tuple(sequence.events),
-        finish_reason=sequence.finish_reason,
-        seed=sequence.seed,
-        stats=sequence.stats,
-        stopped_by=sequence.stopped_by,
-        prompt_token_ids=sequence.prompt,
+        text=request.text,
+        token_ids=tuple(request.emitted),
+        tokens=tuple(request.events),
+        finish_reason=request.finish_reason,
+        seed=request.seed,
+        stats=request.stats,
+        stopped_by=request.stopped_by,
+        prompt_token_ids=request.prompt,
     )
 
 
@@ -229,11 +290,14 @@ def _spread(
     if params is None:
         params = SamplingParams.of(options)
     spread = [params] * count if isinstance(params, SamplingParams) else list(params)
+    wrong = next((p for p in spread if not isinstance(p, SamplingParams)), None)
+    if wrong is not None:
+        raise OptionError(f"params takes outpace.SamplingParams, not {type(wrong).__name__}")
     if len(spread) != count:
         raise OptionError(f"{len(spread)} params for {count} prompts: give one, or one each")
     if seed is None:
         return spread
-    seeds = [seed] * count if isinstance(seed, int) else list(seed)
+    seeds = list(seed) if isinstance(seed, Sequence) else [seed] * count
     if len(seeds) != count:
         raise OptionError(f"{len(seeds)} seeds for {count} prompts: give one, or one each")
     return [p.with_seed(s) for p, s in zip(spread, seeds, strict=True)]

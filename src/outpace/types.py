@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,6 +38,7 @@ class SamplingParams:
         seed: all noise of the request follows from it; None draws a fresh one.
         max_new_tokens: emitted tokens at most, EOS included; at least 1.
         stop: strings that end the text; they and what follows are cut from it.
+            Special tokens are not text: end at them with `eos_token_ids`.
         eos_token_ids: ids that end the request; None takes the model's own, an
             empty tuple none at all.
         on_context_full: what happens when the model runs out of positions before
@@ -54,18 +56,19 @@ class SamplingParams:
     on_context_full: Literal["stop", "error"] = "stop"
 
     def __post_init__(self) -> None:
+        for name in ("top_k", "seed", "max_new_tokens"):
+            object.__setattr__(self, name, _whole(getattr(self, name)))
         _check_number("temperature", self.temperature, 0.0, math.inf, "0 is greedy decoding")
         _check_number("top_p", self.top_p, 0.0, 1.0, "1 switches it off", open_low=True)
         if self.top_k is not None:
             _check_int("top_k", self.top_k, 1, "leave it out to keep every token")
         if self.seed is not None:
-            _check_int("seed", self.seed, 0, "any whole number below 2**64 works", below=2**64)
+            _check_int("seed", self.seed, 0, "leave it out for a fresh one", below=2**64)
         _check_int("max_new_tokens", self.max_new_tokens, 1, "ask for at least one token")
         object.__setattr__(self, "stop", _strings("stop", self.stop))
         if self.eos_token_ids is not None:
-            ids = (
-                (self.eos_token_ids,) if isinstance(self.eos_token_ids, int) else self.eos_token_ids
-            )
+            many = isinstance(self.eos_token_ids, (tuple, list, set, frozenset))
+            ids = [_whole(i) for i in (self.eos_token_ids if many else (self.eos_token_ids,))]
             for i in ids:
                 _check_int("eos_token_ids", i, 0, "give token ids of the target's vocabulary")
             object.__setattr__(self, "eos_token_ids", tuple(ids))
@@ -119,15 +122,24 @@ def _check_int(name: str, value: Any, low: int, hint: str, *, below: int | None 
         or value < low
         or (below is not None and value >= below)
     ):
-        raise OptionError(f"{name} must be a whole number >= {low}, not {value!r} ({hint})")
+        bound = f">= {low}" + (" and below 2**64" if below is not None else "")
+        raise OptionError(f"{name} must be a whole number {bound}, not {value!r} ({hint})")
+
+
+def _whole(value: Any) -> Any:
+    """Whole numbers of other libraries as Python's; anything else as it is."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return value
+    return operator.index(value)
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
-    values = (value,) if isinstance(value, str) else tuple(value)
-    for v in values:
-        if not isinstance(v, str) or not v:
-            raise OptionError(f"{name} takes non-empty strings, not {v!r}")
-    return values
+    if value is None:
+        return ()
+    values = (value,) if isinstance(value, str) else value
+    if not isinstance(values, (tuple, list)) or not all(isinstance(v, str) and v for v in values):
+        raise OptionError(f"{name} takes non-empty strings, not {value!r}")
+    return tuple(values)
 
 
 @dataclass(frozen=True)
@@ -231,8 +243,3 @@ class Result:
     stats: Stats
     stopped_by: str | int | None = None
     prompt_token_ids: tuple[int, ...] = field(default=(), repr=False)
-
-
-def as_list(value: Any) -> list[Any]:
-    """A list of what was given one of, or several."""
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]

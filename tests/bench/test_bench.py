@@ -26,16 +26,15 @@ def test_prompts_come_from_held_out_files_only():
 
 def test_the_formula_is_the_papers():
     """Equal α_i: (1 - α^(K+1)) / ((1 - α)(Kc + 1)); worked: α = 0.7, K = 5 gives 2.94 tokens."""
-    stats = Stats(rounds=1000, drafted_rounds=1000, draft_steps=5000, draft_seconds=5000 * 0.1)
+    stats = Stats(rounds=1000, drafted_rounds=1000, draft_steps=5000)
     reach = 1000.0
     for _ in range(5):
         stats.reached.append(int(reach * 1000))
         reach *= 0.7
         stats.accepted_at.append(int(reach * 1000))
     for c, expected in ((0.1, 2.941 / 1.5), (0.0, 2.941)):
-        stats.draft_seconds = 5000 * c
-        assert expected_speedup(stats, 1.0) == pytest.approx(expected, rel=1e-3)
-    assert expected_speedup(Stats(rounds=3), 1.0) == 1.0
+        assert expected_speedup(stats, c) == pytest.approx(expected, rel=1e-3)
+    assert expected_speedup(Stats(rounds=3), 0.1) == 1.0
 
 
 def test_comparison_counts(pair):
@@ -47,6 +46,9 @@ def test_comparison_counts(pair):
     assert found.rows[1].speedup == 1.0
     assert found.identical == found.prompts == 2
     assert found.rows[2].stats.emitted == 24
+    assert found.cost > 0
+    with pytest.raises(outpace.OptionError, match="the draft model has 512"):
+        compare(generator, ["x" * 600], params)
     with pytest.raises(outpace.OptionError, match="give --drafter"):
         compare(outpace.load(str(pair / "target")), ["x"], params)
 

@@ -73,6 +73,14 @@ def test_another_configuration_is_refused(tmp_path):
         train(small_model(), STREAM, STREAM, replace(CONFIG, seed=5), tmp_path)
 
 
+def test_a_run_that_decays_keeps_its_length(tmp_path):
+    from dataclasses import replace
+
+    train(small_model(), STREAM, STREAM, CONFIG, tmp_path)
+    with pytest.raises(outpace.CheckpointError, match="has begun to decay"):
+        train(small_model(), STREAM, STREAM, replace(CONFIG, steps=40), tmp_path)
+
+
 def test_learning_rate_warms_up_stays_and_decays():
     config = TrainConfig(steps=100, warmup=10, decay_fraction=0.2)
     factors = [config.learning_rate_factor(s) for s in range(100)]

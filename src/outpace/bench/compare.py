@@ -11,7 +11,7 @@ from typing import Any
 from ..drafters import ModelDrafter
 from ..engine.stats import Stats
 from ..errors import OptionError
-from ..generator import Generator
+from ..generator import Generator, encode
 from ..types import SamplingParams
 
 MODES = ("draft only", "target only", "speculative")
@@ -35,13 +35,15 @@ class Comparison:
 
     Attributes:
         realised: median over prompts of speculative over plain tokens/s.
-        predicted: the formula's speedup from the measured α_i and c.
+        cost: c, the mean draft step ÷ the mean target pass of plain decoding.
+        predicted: the formula's speedup from the measured α_i and `cost`.
         identical: prompts whose speculative tokens equal the plain ones
             (meaningful at temperature 0).
     """
 
     rows: tuple[Row, ...]
     realised: float
+    cost: float
     predicted: float
     identical: int
     prompts: int
@@ -60,18 +62,19 @@ class Comparison:
                 for r in self.rows
             ],
             "realised_speedup": self.realised,
+            "c": self.cost,
             "predicted_speedup": self.predicted,
             "identical": self.identical,
             "prompts": self.prompts,
         }
 
 
-def expected_speedup(stats: Stats, plain_pass: float) -> float:
+def expected_speedup(stats: Stats, c: float) -> float:
     """Speedup over plain decoding that follows from α_i and c alone.
 
     E[tokens per round] = 1 + α_1 + α_1 α_2 + ..., which is (1 - α^(K+1)) /
     (1 - α) when all α_i are equal (Leviathan et al., 2023, equation 1), over
-    K c + 1 (theorem 3.8), with c = draft step ÷ `plain_pass` seconds.
+    K c + 1 (theorem 3.8), with K the mean number of draft steps per round.
     """
     if not stats.drafted_rounds:
         return 1.0
@@ -79,9 +82,21 @@ def expected_speedup(stats: Stats, plain_pass: float) -> float:
     for alpha in stats.alpha:
         reach *= alpha
         tokens += reach
-    steps = stats.draft_steps / stats.rounds
-    c = stats.draft_seconds / stats.draft_steps / plain_pass
-    return tokens / (steps * c + 1)
+    return tokens / (stats.draft_steps / stats.rounds * c + 1)
+
+
+def _check_room(
+    generator: Generator, context: int, prompts: Sequence[str], params: SamplingParams
+) -> None:
+    """Every prompt and what follows must fit the draft, too, which is measured alone."""
+    for number, prompt in enumerate(prompts, 1):
+        length = len(encode(generator.tokenizer, prompt, None)[0][0])
+        if length + params.max_new_tokens > context:
+            raise OptionError(
+                f"prompt {number} and its {params.max_new_tokens} new tokens need "
+                f"{length + params.max_new_tokens} positions, the draft model has {context}: "
+                "use shorter prompts or fewer new tokens"
+            )
 
 
 def compare(
@@ -106,6 +121,7 @@ def compare(
         raise OptionError("bench needs at least one prompt and one repeat")
     target = generator.engine.target
     tokenizer = generator.tokenizer
+    _check_room(generator, drafter.model.context_length, prompts, params)
     runs = {
         "draft only": Generator(drafter.model, tokenizer=tokenizer, max_batch=1),
         "target only": Generator(target, tokenizer=tokenizer, max_batch=1),
@@ -142,11 +158,14 @@ def compare(
                 stats[mode],
             )
         )
-    plain = stats["target only"]
+    plain, fast = stats["target only"], stats["speculative"]
+    step = fast.draft_seconds / fast.draft_steps if fast.draft_steps else 0.0
+    cost = step / (plain.target_seconds / plain.rounds)
     return Comparison(
         rows=tuple(rows),
         realised=rows[2].speedup,
-        predicted=expected_speedup(stats["speculative"], plain.round_seconds / plain.rounds),
+        cost=cost,
+        predicted=expected_speedup(fast, cost),
         identical=sum(
             a == b for a, b in zip(tokens["target only"], tokens["speculative"], strict=True)
         ),

@@ -11,7 +11,7 @@ _MOST_CHARACTERS = 700
 
 
 def held_out_prompts(count: int) -> list[str]:
-    """Up to two functions of each held-out file, library files first: text up to the body.
+    """Up to four functions of each held-out file, library files first: text up to the body.
 
     A prompt begins at a line some hundred characters before the function's
     `def` and ends behind its docstring (or its signature), where the body
@@ -32,7 +32,7 @@ def held_out_prompts(count: int) -> list[str]:
 
 def _prompts(text: str) -> list[str]:
     """Prompts of one file, spread over it."""
-    lines = text.splitlines(keepends=True)
+    lines = [line + "\n" for line in text.split("\n")]  # as ast counts them
     found = []
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.FunctionDef) or node.end_lineno is None:

@@ -56,8 +56,8 @@ def bench(
     if prompts < 1 or repeats < 1:
         raise OptionError("--prompts and --repeats must be at least 1")
     name = common.drafter_for(model, drafter)
-    if name is None:
-        raise OptionError("bench compares with a draft model: give --drafter")
+    if name is None or k == 0:
+        raise OptionError("bench compares with a draft model: give --drafter and -k 1 or more")
     texts = _read_prompts(prompt_file, prompts) if prompt_file else held_out_prompts(prompts)
     generator = common.load_with_bar(model, name, k, dtype, device, max_batch=1)
     errors = Console(stderr=True, no_color=no_color)

@@ -26,8 +26,8 @@ DrafterName = Annotated[
     typer.Option(
         "--drafter",
         "-d",
-        help="Draft model: folder, hub id, 'demo-draft', or 'none'. "
-        "[default: demo-draft for the demo model, else none]",
+        help="Draft model: folder, hub id, 'demo-draft', or 'none'; "
+        "by default demo-draft for the demo model, else none.",
     ),
 ]
 DraftLength = Annotated[int, typer.Option("-k", "--k", help="Tokens drafted per round; 0: plain.")]
@@ -96,7 +96,11 @@ def read_text(path: str) -> str:
         OptionError: it cannot be read as UTF-8 text.
     """
     try:
-        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        if path != "-":
+            return Path(path).read_text(encoding="utf-8")
+        if sys.stdin is None:
+            raise OptionError("no prompt: standard input is closed")
+        return sys.stdin.read()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise OptionError(f"cannot read the prompt from {path} ({reason}): check the path") from (

@@ -24,9 +24,9 @@ def demo(
     no_color: common.NoColor = False,
 ) -> None:
     """Generate from the shipped pair, plainly and speculatively, and compare."""
-    from rich.columns import Columns
+    from rich import box
     from rich.console import Console
-    from rich.panel import Panel
+    from rich.table import Table
     from rich.text import Text
 
     from ..generator import Generator
@@ -45,20 +45,17 @@ def demo(
         (f"speculative, K = {k}", fast.generate(prompt, params=params)),
     ]
     console = Console(no_color=no_color, highlight=False)
-    panels = []
+    grid = Table(box=box.ROUNDED, width=min(console.width, 176), expand=True)
+    cells = []
     for title, result in results:
         body = Text(prompt, style="dim")
         for event in result.tokens:
             body.append(event.text, style=STYLES[event.provenance])
-        panels.append(
-            Panel(
-                body,
-                title=title,
-                subtitle=common.describe(result.stats),
-                width=max(40, min(88, console.width // 2 - 1)),
-            )
-        )
-    console.print(Columns(panels, padding=(0, 1)))
+        grid.add_column(title, ratio=1, footer=common.describe(result.stats), overflow="fold")
+        cells.append(body)
+    grid.show_footer = True
+    grid.add_row(*cells)
+    console.print(grid)
     console.print(Text("colours: ").append(legend()))
     (_, a), (_, b) = results
     ratio = b.stats.tokens_per_second / a.stats.tokens_per_second

@@ -91,7 +91,7 @@ def generate(
 def _prompt(prompt: str | None, file: str | None) -> str:
     if prompt is not None and file is not None:
         raise OptionError("give a prompt or --file, not both")
-    if prompt is None and file is None and sys.stdin.isatty():
+    if prompt is None and file is None and sys.stdin is not None and sys.stdin.isatty():
         raise OptionError("no prompt: give one as argument, with --file, or on standard input")
     text = prompt if prompt is not None else common.read_text(file or "-")
     if not text:

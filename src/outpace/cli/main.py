@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import io
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -59,16 +59,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except OutpaceError as error:
         return _fail(str(error))
     except _UsageError as error:
+        if not error.format_message():  # the help was printed instead
+            return 2
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else "outpace"
         return _fail(f"{error.format_message().rstrip('.')}: see {where} --help")
     except (KeyboardInterrupt, typer.Abort):
         print(file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader went away (a pager, `head`): not an error of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 def _fail(message: str) -> int:
@@ -78,4 +76,7 @@ def _fail(message: str) -> int:
 
 def main() -> None:
     """Entry point of the `outpace` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without Unicode is no error
     sys.exit(run())

@@ -39,7 +39,9 @@ class ModelDrafter:
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
     proposes_trees: ClassVar[bool] = False
 
-    def __init__(self, model: LanguageModel, vocab_size: int, name: str = "model") -> None:
+    name: str = "draft model"
+
+    def __init__(self, model: LanguageModel, vocab_size: int, name: str = name) -> None:
         self.model = model
         self.name = name
         self.taps: tuple[int, ...] = ()
@@ -52,7 +54,8 @@ class ModelDrafter:
 
     def open(self, context: Context, features: tuple[Tensor, ...] = ()) -> None:
         self._cache.truncate(context.slot, 0)
-        prefill(self.model, self._cache, context.slot, self._known(context.tokens[:-1]))
+        if len(context.tokens) < self.model.context_length:  # else it will never draft
+            prefill(self.model, self._cache, context.slot, self._known(context.tokens[:-1]))
 
     def close(self, slot: int) -> None:
         self._cache.truncate(slot, 0)

@@ -1,7 +1,7 @@
-"""The round, sequences and slots, statistics."""
+"""The round, requests and slots, statistics."""
 
 from .engine import Engine
-from .sequence import Sequence
+from .request import Request
 from .stats import Stats
 
-__all__ = ["Engine", "Sequence", "Stats"]
+__all__ = ["Engine", "Request", "Stats"]

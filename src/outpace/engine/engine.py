@@ -1,20 +1,19 @@
-"""The engine: draft, score, verify, commit, for many sequences at once."""
+"""The engine: draft, score, verify, commit, for many requests at once."""
 
 from __future__ import annotations
 
 import math
 import secrets
-import time
 from collections import deque
-from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..drafters.base import Commit, Context, Drafter
-from ..errors import ContextLengthError, IncompatibleError, NumericsError, OptionError
+from ..errors import NumericsError
 from ..models.base import LanguageModel, prefill
 from ..models.tokenizer import Detokenizer, NullDetokenizer
 from ..sampling import Stream, Warp, law_device
@@ -22,7 +21,9 @@ from ..sampling.noise import F64
 from ..trees import block_mask, block_offsets, chain
 from ..types import Draft, PointMass, Provenance, SamplingParams, Tree
 from ..verifiers import GreedyVerifier, Noise, TokenVerifier, Verdict, Verifier
-from .sequence import Sequence
+from .checks import check_compatible, check_k, check_max_batch, check_max_len, check_request
+from .clock import Clock
+from .request import Request
 from .stats import Stats
 
 
@@ -35,7 +36,7 @@ class Scores:
 
 
 class Engine:
-    """Runs sequences in slots. Not safe for use by several threads at once.
+    """Runs requests in slots. Not safe for use by several threads at once.
 
     Args:
         target: the model whose law is kept.
@@ -43,12 +44,15 @@ class Engine:
         k: draft length K, the longest path a drafter may propose; 0 is plain.
         verifier: the rule for requests that sample. At temperature 0 every
             lossless rule is the greedy one, and the engine takes that.
-        max_batch: slots, sequences that run at once; others wait.
-        max_len: positions per sequence, at most the model's own.
+        max_batch: slots, requests that run at once; others wait.
+        max_len: positions per request, at most the model's own.
+
+    Attributes:
+        stats: of all requests so far, with the time of every round counted once.
 
     Raises:
         IncompatibleError: drafter and verifier would not be exact together.
-        OptionError: a value that cannot work.
+        OptionError, ContextLengthError: a value that cannot work.
     """
 
     def __init__(
@@ -61,48 +65,44 @@ class Engine:
         max_len: int | None = None,
     ) -> None:
         self.target = target
-        self.drafter = drafter
         self.verifier: Verifier = verifier or TokenVerifier()
         self.k = check_k(k) if drafter is not None else 0
-        if isinstance(max_batch, bool) or not isinstance(max_batch, int) or max_batch < 1:
-            raise OptionError(f"max_batch must be a whole number >= 1, not {max_batch!r}")
         if drafter is not None:
             check_compatible(drafter, self.verifier)
-        self.max_len = self._check_max_len(max_len)
+        self.drafter = drafter if self.k else None
+        self.max_len = check_max_len(max_len, target.context_length)
         self.stats = Stats()
         self._law_device = law_device(target.device)
         self._greedy = GreedyVerifier()
-        self._cache = target.new_cache(max_batch, self.max_len)
+        self._cache = target.new_cache(check_max_batch(max_batch), self.max_len)
         self._free = list(range(max_batch))
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._stepping = False
         self._warp: Warp | None = None
-        if drafter is not None:
-            drafter.start(max_batch, self.max_len)
+        if self.drafter is not None:
+            self.drafter.start(max_batch, self.max_len)
 
     # --- requests ---------------------------------------------------------------
 
     def submit(
         self,
-        prompt: SequenceOf[int],
+        prompt: Sequence[int],
         params: SamplingParams,
         *,
-        eos: SequenceOf[int] = (),
+        eos: Sequence[int] = (),
         detokenizer: Detokenizer | None = None,
         index: int = 0,
-    ) -> Sequence:
+    ) -> Request:
         """Queue a request of token ids.
 
         Raises:
-            OptionError: an empty prompt, an id outside the vocabulary, or a
-                verifier that does not fit the request.
-            ContextLengthError: the prompt, or with `on_context_full="error"`
-                prompt and new tokens, outgrow the context.
+            OptionError, IncompatibleError, ContextLengthError: see `check_request`.
         """
         check_request(prompt, params, self.target.vocab_size, self.max_len, self.verifier)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         ids = params.eos_token_ids if params.eos_token_ids is not None else tuple(eos)
-        sequence = Sequence(
+        request = Request(
             prompt,
             params,
             seed,
@@ -111,16 +111,16 @@ class Engine:
             detokenizer or NullDetokenizer(),
             index,
         )
-        self._waiting.append(sequence)
-        return sequence
+        self._waiting.append(request)
+        return request
 
-    def cancel(self, sequence: Sequence) -> None:
-        """Drop a request wherever it is; its slot is free at once."""
-        sequence.cancel()
-        if sequence in self._running:
-            self._leave(sequence)
-        elif sequence in self._waiting:
-            self._waiting.remove(sequence)
+    def cancel(self, request: Request) -> None:
+        """Drop a request wherever it is; its slot is free at once, or after the round it is in."""
+        request.cancel()
+        if request in self._waiting:
+            self._waiting.remove(request)
+        if not self._stepping:  # a garbage collector may call from within a round
+            self._reap()
 
     @property
     def busy(self) -> bool:
@@ -133,27 +133,41 @@ class Engine:
     # --- the round --------------------------------------------------------------
 
     @torch.inference_mode()
-    def step(self) -> list[Sequence]:
-        """Admit who waits, run one round, return the sequences that took part."""
-        self._admit()
-        running = list(self._running)
-        if not running:
-            return []
-        clock = _Clock(self.target.device)
+    def step(self) -> list[Request]:
+        """Admit who waits, run one round, return the requests that took part.
+
+        An error ends every request that took part (half a round cannot be
+        taken up again), with the error as its `failure`; those that wait stay.
+        """
+        self._stepping = True
+        try:
+            self._admit()
+            running = list(self._running)
+            if running:
+                self._round(running)
+            return running
+        except BaseException as error:
+            for request in self._running:
+                request.fail(error)
+            raise
+        finally:
+            self._stepping = False
+            self._reap()
+
+    def _round(self, running: list[Request]) -> None:
+        clock = Clock(self.target.device)
         draft = self._draft(running)
         clock.lap()
         scores = self._score(running, draft)
         clock.lap()
         verdict = self._verify(running, draft, scores)
         self._commit(running, draft, scores, verdict)
-        times = clock.finish()
-        self.stats.spend(*times)
-        for sequence in running:
-            sequence.stats.spend(*times)
-        return running
+        drafted, scored = clock.laps()
+        for stats in (self.stats, *(r.stats for r in running)):
+            stats.spend(drafted, scored, clock.whole())
 
-    def _draft(self, running: list[Sequence]) -> Draft:
-        budgets = [s.budget(self.k) for s in running]
+    def _draft(self, running: list[Request]) -> Draft:
+        budgets = [r.budget(self.k) for r in running]
         if self.drafter is None or not any(budgets):
             empty = torch.empty(len(running), 0, dtype=torch.int64, device=self._law_device)
             return Draft(empty, PointMass(), (chain(0),) * len(running))
@@ -161,72 +175,69 @@ class Engine:
         noise = None
         if not warp.all_greedy:
             noise = self._noise(
-                [s.noise.at(Stream.DRAFT, len(s.tokens), max(budgets)) for s in running]
+                [r.noise.at(Stream.DRAFT, len(r.tokens), max(budgets)) for r in running]
             )
-        return self.drafter.draft([_context(s) for s in running], budgets, warp, noise)
+        draft = self.drafter.draft([_context(r) for r in running], budgets, warp, noise)
+        assert isinstance(draft.law, self.drafter.laws)
+        assert self.drafter.proposes_trees or all(t.is_chain for t in draft.trees)
+        return replace(draft, tokens=draft.tokens.to(self._law_device))
 
-    def _score(self, running: list[Sequence], draft: Draft) -> Scores:
+    def _score(self, running: list[Request], draft: Draft) -> Scores:
         device = self.target.device
-        last = torch.tensor([[s.tokens[-1]] for s in running], device=device)
+        last = torch.tensor([[r.tokens[-1]] for r in running], device=device)
         rows = draft.tokens.shape[1] + 1
-        base = torch.tensor([[len(s.tokens) - 1] for s in running])
+        base = torch.tensor([[len(r.tokens) - 1] for r in running])
         positions = (base + block_offsets(draft.trees, rows)).clamp_max_(self.max_len - 1)
         mask = block_mask(draft.trees, rows)
         out = self.target.forward(
             torch.cat([last, draft.tokens.to(device)], 1),
             positions.to(device),
             self._cache,
-            [_slot(s) for s in running],
+            [_slot(r) for r in running],
             mask=None if mask is None else mask.to(device),
-            taps=self.drafter.taps if self.drafter is not None else (),
+            taps=self._taps,
         )
         assert out.logits is not None
         return Scores(out.logits.to(self._law_device), out.taps)
 
-    def _verify(self, running: list[Sequence], draft: Draft, scores: Scores) -> Verdict:
+    def _verify(self, running: list[Request], draft: Draft, scores: Scores) -> Verdict:
         warp = self._warp_of(running)
         n = draft.tokens.shape[1]
         if warp.all_greedy and self.verifier.lossless:
             nothing = scores.logits.new_empty(len(running), 0)
             return self._greedy(scores.logits, draft, Noise(nothing, nothing))
         noise = Noise(
-            accept=self._noise([s.noise.at(Stream.ACCEPT, len(s.tokens), n) for s in running]),
-            target=self._noise([s.noise.along(len(s.tokens), n + 1) for s in running]),
+            accept=self._noise([r.noise.at(Stream.ACCEPT, len(r.tokens), n) for r in running]),
+            target=self._noise([r.noise.along(len(r.tokens), n + 1) for r in running]),
         )
         return self.verifier(warp(scores.logits), draft, noise)
 
     def _commit(
-        self, running: list[Sequence], draft: Draft, scores: Scores, verdict: Verdict
+        self, running: list[Request], draft: Draft, scores: Scores, verdict: Verdict
     ) -> None:
         commits = []
-        for b, (sequence, emitted) in enumerate(
-            zip(running, _emitted(draft, scores, verdict), strict=True)
-        ):
-            path, tokens, logprobs = emitted
+        emitted = _emitted(draft, scores, verdict)
+        for b, (request, (path, tokens, logprobs)) in enumerate(zip(running, emitted, strict=True)):
             tree = draft.trees[b]
-            length = max(tree.depths, default=0)
             last = _last_provenance(tree, path)
             count = 0
             for token, logprob in zip(tokens, logprobs, strict=True):
-                provenance: Provenance = "draft" if count < len(path) else last
-                count += 1
-                if sequence.push(token, provenance, count, logprob):
+                if request.finish_reason is not None:
                     break
-            accepted = min(count, len(path))
-            cut = count < len(tokens)
-            for stats in (sequence.stats, self.stats):
-                if cut:  # what lies behind a stop was never proposed
-                    stats.count(count, count, accepted, count)
-                else:
-                    stats.count(len(tree), length, accepted, count)
-            if sequence.finish_reason is not None:
-                self._leave(sequence)
-                continue
-            slot = _slot(sequence)
-            kept = [0, *(node + 1 for node in path)]
-            self._cache.commit(slot, kept)
-            features = tuple(t[b, kept] for t in scores.taps)
-            commits.append(Commit(slot, path, features))
+                count += 1
+                provenance: Provenance = "draft" if count <= len(path) else last
+                request.push(token, provenance, count, logprob)
+            proposed, length = len(tree), max(tree.depths, default=0)
+            steps = length
+            if count < len(tokens):  # what lies behind a stop was never proposed
+                proposed = length = count
+            for stats in (request.stats, self.stats):
+                stats.count(proposed, length, min(count, len(path)), count, steps)
+            if request.finish_reason is None:
+                kept = [0, *(node + 1 for node in path)]
+                self._cache.commit(_slot(request), kept)
+                features = tuple(t[b, kept] for t in scores.taps)
+                commits.append(Commit(_slot(request), path, features))
         if self.drafter is not None and commits:
             self.drafter.observe(commits)
 
@@ -234,132 +245,64 @@ class Engine:
 
     def _admit(self) -> None:
         while self._waiting and self._free:
-            sequence = self._waiting.popleft()
-            began = time.perf_counter()
-            slot = sequence.slot = self._free.pop(0)
-            self._cache.truncate(slot, 0)
-            taps = self.drafter.taps if self.drafter is not None else ()
-            features = prefill(self.target, self._cache, slot, sequence.tokens[:-1], taps)
-            if self.drafter is not None:
-                self.drafter.open(_context(sequence), features)
-            self._running.append(sequence)
+            request = self._waiting.popleft()
+            request.slot = self._free.pop(0)
+            self._running.append(request)
             self._warp = None
-            seconds = time.perf_counter() - began
-            sequence.stats.prefill_seconds += seconds
-            self.stats.prefill_seconds += seconds
+            clock = Clock(self.target.device)
+            self._cache.truncate(request.slot, 0)
+            prompt = request.tokens[:-1]
+            features = prefill(self.target, self._cache, request.slot, prompt, self._taps)
+            if self.drafter is not None:
+                self.drafter.open(_context(request), features)
+            if self.target.device.type == "cuda":
+                torch.cuda.synchronize(self.target.device)  # once per request, for its times
+            for stats in (request.stats, self.stats):
+                stats.prefill_seconds += clock.whole()
 
-    def _leave(self, sequence: Sequence) -> None:
-        slot = _slot(sequence)
-        self._running.remove(sequence)
-        self._warp = None
-        self._cache.truncate(slot, 0)
-        if self.drafter is not None:
-            self.drafter.close(slot)
-        sequence.slot = None
-        self._free = sorted([*self._free, slot])
+    def _reap(self) -> None:
+        """Give back the slots of all that have finished."""
+        for request in [r for r in self._running if r.finish_reason is not None]:
+            slot = _slot(request)
+            self._running.remove(request)
+            self._warp = None
+            self._cache.truncate(slot, 0)
+            if self.drafter is not None:
+                self.drafter.close(slot)
+            request.slot = None
+            self._free = sorted([*self._free, slot])
 
     # --- helpers ----------------------------------------------------------------
 
-    def _warp_of(self, running: list[Sequence]) -> Warp:
+    @property
+    def _taps(self) -> tuple[int, ...]:
+        return self.drafter.taps if self.drafter is not None else ()
+
+    def _warp_of(self, running: list[Request]) -> Warp:
         if self._warp is None:
-            self._warp = Warp([s.params for s in running], self.target.vocab_size, self._law_device)
+            params = [r.params for r in running]
+            self._warp = Warp(params, self.target.vocab_size, self._law_device)
         return self._warp
 
     def _noise(self, rows: list[F64]) -> Tensor:
         return torch.from_numpy(np.stack(rows)).to(self._law_device)
 
-    def _check_max_len(self, max_len: int | None) -> int:
-        context = self.target.context_length
-        if max_len is None:
-            return context
-        if isinstance(max_len, bool) or not isinstance(max_len, int) or max_len < 2:
-            raise OptionError(f"max_len must be a whole number >= 2, not {max_len!r}")
-        if max_len > context:
-            raise ContextLengthError(
-                f"max_len={max_len} is more than the model's context of {context} positions"
-            )
-        return max_len
-
-
-def check_request(
-    prompt: SequenceOf[int],
-    params: SamplingParams,
-    vocab_size: int,
-    max_len: int,
-    verifier: Verifier,
-) -> None:
-    """Whether a request can be run.
-
-    Raises:
-        OptionError, IncompatibleError, ContextLengthError: see `Engine.submit`.
-    """
-    if not len(prompt):
-        raise OptionError("the prompt is empty: give at least one token of text")
-    bad = next((t for t in prompt if not 0 <= t < vocab_size), None)
-    if bad is not None:
-        raise OptionError(f"token id {bad} is outside the target's vocabulary of {vocab_size}")
-    if not params.greedy and not verifier.takes_sampling:
-        raise IncompatibleError(
-            f"the verifier {verifier.name!r} is exact at temperature 0 only: "
-            "set temperature=0 or use verifier='token'"
-        )
-    room = max_len - len(prompt)
-    if room < 1:
-        raise ContextLengthError(
-            f"the prompt has {len(prompt)} tokens and the context {max_len}: "
-            f"shorten the prompt to at most {max_len - 1}"
-        )
-    if params.on_context_full == "error" and params.max_new_tokens > room:
-        raise ContextLengthError(
-            f"{len(prompt)} prompt tokens and max_new_tokens={params.max_new_tokens} need "
-            f"{len(prompt) + params.max_new_tokens} positions, the context has "
-            f"{max_len}: ask for at most {room} or use on_context_full='stop'"
-        )
-
-
-def check_k(k: int) -> int:
-    """K as given.
-
-    Raises:
-        OptionError: not a whole number >= 0.
-    """
-    if isinstance(k, bool) or not isinstance(k, int) or k < 0:
-        raise OptionError(f"k must be a whole number >= 0, not {k!r} (0 is plain decoding)")
-    return k
-
-
-def check_compatible(drafter: Drafter, verifier: Verifier) -> None:
-    """Refuse a pair that would not be exact.
-
-    Raises:
-        IncompatibleError: the verifier does not take the drafter's law or shape.
-    """
-    refused = [law.__name__ for law in drafter.laws if law not in verifier.laws]
-    if refused:
-        raise IncompatibleError(
-            f"the verifier {verifier.name!r} is not exact for drafts of {drafter.name!r} "
-            f"({', '.join(refused)}): choose another verifier"
-        )
-    if drafter.proposes_trees and not verifier.takes_trees:
-        raise IncompatibleError(
-            f"the drafter {drafter.name!r} proposes trees and the verifier {verifier.name!r} "
-            "takes chains only: choose a verifier that takes trees"
-        )
-
 
 def _emitted(
     draft: Draft, scores: Scores, verdict: Verdict
 ) -> list[tuple[list[int], list[int], list[float]]]:
-    """Per sequence: path, emitted tokens, their log-probabilities. The round's one host sync."""
+    """Per request: path, emitted tokens, their log-probabilities. The round's one host sync.
+
+    Raises:
+        NumericsError: the target's logits are not numbers.
+    """
     batch = len(draft.trees)
     device = scores.logits.device
     rows = torch.arange(batch, device=device).unsqueeze(1)
     depths = verdict.path.shape[1]
-    before = torch.cat(  # [B, D + 1] the row each emitted token was scored by
-        [torch.zeros(batch, 1, dtype=torch.int64, device=device), verdict.path.clamp_min(-1) + 1], 1
-    )
-    nodes = verdict.path.clamp_min(0)
-    ids = torch.cat([draft.tokens.to(device).gather(1, nodes), verdict.token.unsqueeze(1)], 1)
+    root = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+    before = torch.cat([root, verdict.path + 1], 1)  # [B, D + 1] the row that scored each token
+    ids = torch.cat([draft.tokens.gather(1, verdict.path.clamp_min(0)), root], 1)
     ids.scatter_(1, verdict.accepted.unsqueeze(1), verdict.token.unsqueeze(1))
     logits = scores.logits[rows, before]  # [B, D + 1, V]
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -370,14 +313,15 @@ def _emitted(
     out = []
     for row in packed:
         n = int(row[0])
-        if any(math.isnan(x) for x in row[2 + 2 * depths :]):
+        path = [int(x) for x in row[1 : 1 + n]]
+        tokens = [int(x) for x in row[1 + depths : 2 + depths + n]]
+        emitted = row[2 + 2 * depths : 3 + 2 * depths + n]
+        if any(map(math.isnan, emitted)):
             raise NumericsError(
                 "the target's logits are not numbers: run it in float32 (or bfloat16 instead of "
                 "float16), and check its weights"
             )
-        path = [int(x) for x in row[1 : 1 + n]]
-        tokens = [int(x) for x in row[1 + depths : 2 + depths + n]]
-        out.append((path, tokens, row[2 + 2 * depths : 3 + 2 * depths + n]))
+        out.append((path, tokens, emitted))
     return out
 
 
@@ -387,44 +331,10 @@ def _last_provenance(tree: Tree, path: list[int]) -> Provenance:
     return "correction" if (path[-1] if path else -1) in tree.parents else "bonus"
 
 
-def _context(sequence: Sequence) -> Context:
-    return Context(_slot(sequence), sequence.tokens)
+def _context(request: Request) -> Context:
+    return Context(_slot(request), request.tokens)
 
 
-def _slot(sequence: Sequence) -> int:
-    assert sequence.slot is not None
-    return sequence.slot
-
-
-class _Clock:
-    """Three laps of a round: draft, target, the rest.
-
-    On CUDA the laps are events on the stream, read after the round's sync, so
-    timing adds none.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._began = time.perf_counter()
-        self._marks = [self._mark()]
-
-    def _mark(self) -> float | torch.cuda.Event:
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def lap(self) -> None:
-        self._marks.append(self._mark())
-
-    def finish(self) -> tuple[float, float, float]:
-        """Seconds of draft, target and the whole round."""
-        whole = time.perf_counter() - self._began
-        laps = []
-        for a, b in zip(self._marks, self._marks[1:], strict=False):
-            if isinstance(a, float) and isinstance(b, float):
-                laps.append(b - a)
-            else:
-                laps.append(a.elapsed_time(b) / 1e3)  # type: ignore[union-attr, arg-type]
-        return laps[0], laps[1], whole
+def _slot(request: Request) -> int:
+    assert request.slot is not None
+    return request.slot

@@ -18,7 +18,7 @@ class Stats:
         drafted_rounds: rounds in which something was proposed.
         full_accepts: drafted rounds whose whole path was accepted.
         proposed, accepted, emitted: tokens.
-        draft_steps: tokens proposed along the longest path, summed over rounds.
+        draft_steps: tokens drafted along the longest path, summed over rounds.
         reached, accepted_at: per depth (from 1): rounds that reached it, and
             rounds that accepted a token there.
     """
@@ -37,16 +37,19 @@ class Stats:
     target_seconds: float = 0.0
     round_seconds: float = 0.0
 
-    def count(self, proposed: int, length: int, accepted: int, emitted: int) -> None:
-        """Count one round of one sequence.
+    def count(
+        self, proposed: int, length: int, accepted: int, emitted: int, steps: int | None = None
+    ) -> None:
+        """Count one round of one request.
 
         Args:
-            proposed: nodes of the draft.
-            length: tokens along its longest path, K.
+            proposed: nodes of the draft, without what lies behind a stop.
+            length: tokens along its longest path, likewise.
+            steps: tokens drafted along the longest path, K (by default `length`).
         """
         self.rounds += 1
         self.emitted += emitted
-        self.draft_steps += length
+        self.draft_steps += length if steps is None else steps
         if not length:
             return
         self.drafted_rounds += 1

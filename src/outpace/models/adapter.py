@@ -22,7 +22,7 @@ from ..errors import UnsupportedModelError, first_line
 from ..trees import block_mask, block_offsets
 from ..types import Tree
 from .base import ForwardOutput, prefill
-from .cache import BUCKET, SlotCache, round_up
+from .cache import SlotCache, extent
 from .masks import additive, visible, within
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
@@ -118,7 +118,7 @@ class TransformersAdapter:
         rows = tokens.shape[1]
         cache.reserve(slots, rows)
         lengths = [cache.lengths[s] for s in slots]
-        length = round_up(max(lengths) + rows, BUCKET)
+        length = extent(max(lengths), rows)
         seen = visible(lengths, rows, length, mask, self.device)
         view = _SlotLayers(
             cache,

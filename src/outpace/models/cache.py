@@ -17,6 +17,10 @@ from ..errors import ContextLengthError
 BUCKET = 64
 """Attention reads a slot up to a multiple of this many positions."""
 
+_BLOCK = 16
+"""Blocks of up to this many rows read equally far, so that a row's result does not depend
+on the number of rows computed with it."""
+
 _FIRST_CAPACITY = 256
 
 
@@ -45,7 +49,7 @@ class SlotCache:
     def reserve(self, slots: Sequence[int], rows: int) -> None:
         """Make room for `rows` more rows in these slots, committed or not."""
         held = self.storage[0].shape[0]
-        needed = max(self.lengths[s] for s in slots) + rows
+        needed = extent(max(self.lengths[s] for s in slots), rows)
         if needed <= self.capacity and max(slots) < held:
             return
         capacity = self.capacity
@@ -87,6 +91,11 @@ class SlotCache:
     def truncate(self, slot: int, length: int) -> None:
         """Forget everything from `length` on (0 empties the slot)."""
         self.lengths[slot] = min(length, self.lengths[slot])
+
+
+def extent(length: int, rows: int) -> int:
+    """How many positions attention reads for a block of `rows` behind `length`."""
+    return round_up(length + max(rows, _BLOCK), BUCKET)
 
 
 def round_up(n: int, multiple: int) -> int:

@@ -78,9 +78,6 @@ class Weights:
             )
         raise CheckpointError(f"{self.folder} has no model.safetensors: {_AGAIN}")
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Whether a tensor is there and has this shape.
 

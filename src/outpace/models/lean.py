@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors import UnsupportedModelError
 from .base import ForwardOutput
-from .cache import BUCKET, SlotCache, round_up
+from .cache import SlotCache, extent
 from .checkpoint import Weights
 from .config import LeanConfig
 from .linear import Linear
@@ -208,7 +209,7 @@ class LeanDecoder:
         key or value is copied and a sequence reads as much alone as among others."""
         fold = self.config.heads // self.config.kv_heads
         windows = {w for w in self.config.windows if w is not None}
-        buckets = [round_up(cache.lengths[s] + rows, BUCKET) for s in slots]
+        buckets = [extent(cache.lengths[s], rows) for s in slots]
         groups = []
         start = 0
         for end in range(1, len(slots) + 1):
@@ -314,8 +315,6 @@ def check_weights(config: LeanConfig, weights: Weights) -> None:
         CheckpointError: one is missing or misshapen.
         UnsupportedModelError: the checkpoint has parameters the decoder would ignore.
     """
-    from ..errors import UnsupportedModelError
-
     for name, shape in parameter_shapes(config).items():
         weights.check(name, shape)
     rest = weights.unused(

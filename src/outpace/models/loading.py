@@ -20,6 +20,7 @@ from .base import LanguageModel
 from .checkpoint import Weights, read_json
 from .config import LeanConfig
 from .lean import LeanDecoder, check_weights
+from .linear import prepacking_available
 from .tokenizer import Tokenizer
 
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -40,12 +41,13 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A checkpoint that was found and whose configuration makes sense; no weights yet."""
+    """A checkpoint that was found and whose files belong together; no weights yet."""
 
     name: str
     folder: Path
     raw: dict[str, Any]
     config: Any
+    weights: Weights
     lean: LeanConfig | None
     reason: str  # why not the lean decoder
 
@@ -92,7 +94,7 @@ def locate(name: str | Path) -> Path:
 
 
 def inspect_checkpoint(name: str | Path) -> Source:
-    """Read and check everything but the weights.
+    """Read and check everything but the weights, of which only names and shapes are read.
 
     Raises:
         CheckpointError: missing or unreadable files.
@@ -110,12 +112,14 @@ def inspect_checkpoint(name: str | Path) -> Source:
             "check model_type in config.json, or upgrade transformers"
         ) from error
     _check_causal(str(name), raw)
+    weights = Weights(folder)
     lean, reason = None, ""
     try:
         lean = LeanConfig.read(config.to_dict())
+        check_weights(lean, weights)
     except UnsupportedModelError as error:
-        reason = str(error)
-    return Source(str(name), folder, raw, config, lean, reason)
+        lean, reason = None, str(error)
+    return Source(str(name), folder, raw, config, weights, lean, reason)
 
 
 def _check_causal(name: str, raw: dict[str, Any]) -> None:
@@ -145,7 +149,7 @@ def choose_device(device: str | torch.device | None) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise OptionError(f"unknown device {device!r}: use cpu, cuda, cuda:N or mps") from error
     available = {
         "cpu": True,
@@ -177,7 +181,7 @@ def choose_dtype(
         return dtype
     wanted = _DTYPES.get(str(stored).removeprefix("torch."), torch.float32)
     if device.type == "cpu":
-        fast = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        fast = prepacking_available(device, torch.bfloat16)
         return torch.bfloat16 if wanted != torch.float32 and fast else torch.float32
     if device.type == "cuda" and wanted == torch.bfloat16 and not torch.cuda.is_bf16_supported():
         return torch.float16
@@ -199,23 +203,16 @@ def load_model(
     place = choose_device(device)
     stored = getattr(source.config, "dtype", None) or getattr(source.config, "torch_dtype", None)
     kind = choose_dtype(dtype, stored, place)
-    weights = Weights(source.folder)
-    reason = source.reason
-    if source.lean is not None:
-        try:
-            check_weights(source.lean, weights)
-            done = 0
+    if source.lean is None:
+        return _adapted(source, kind, place, source.reason)
+    done, total = 0, source.lean.layers
 
-            def advance() -> None:
-                nonlocal done
-                done += 1
-                progress(source.name, done, config.layers)
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        progress(source.name, done, total)
 
-            config = source.lean
-            return LeanDecoder(config, lambda n: weights.load(n, kind, place), advance)
-        except UnsupportedModelError as error:
-            reason = str(error)
-    return _adapted(source, kind, place, reason)
+    return LeanDecoder(source.lean, lambda n: source.weights.load(n, kind, place), advance)
 
 
 def _adapted(

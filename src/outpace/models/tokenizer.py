@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import CheckpointError, OptionError, VocabularyMismatchError, first_line
 
 _REPLACEMENT = "\ufffd"
+_PROMPT_WINDOW = 6
 
 
 class Tokenizer:
@@ -44,6 +45,15 @@ class Tokenizer:
             ) from error
 
     def encode(self, text: str) -> list[int]:
+        """Token ids of a text.
+
+        Raises:
+            OptionError: the text holds what is no Unicode character.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise OptionError("the prompt is not valid Unicode: give UTF-8 text") from error
         return list(self.hf(text)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -89,10 +99,10 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         return frozenset(self.hf.all_special_ids)
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh detokenizer for one sequence."""
+    def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
+        """A fresh detokenizer for the text that continues a prompt."""
         pieces = self._byte_pieces
-        return ByteDetokenizer(pieces) if pieces is not None else WindowDetokenizer(self)
+        return ByteDetokenizer(pieces) if pieces is not None else WindowDetokenizer(self, prompt)
 
     @cached_property
     def _byte_pieces(self) -> list[bytes] | None:
@@ -142,15 +152,17 @@ class ByteDetokenizer(Detokenizer):
 class WindowDetokenizer(Detokenizer):
     """For any tokenizer: decode a short window twice, with and without the new ids.
 
-    The window begins where text was last complete, so leading spaces that a
-    tokenizer strips at the start of a text are not lost.
+    The window begins where text was last complete, at first within the prompt,
+    so leading spaces that a tokenizer strips at the start of a text are not lost.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
+        self._ids = list(prompt[-_PROMPT_WINDOW:])
+        if tokenizer.decode(self._ids).endswith(_REPLACEMENT):
+            self._ids = []  # the prompt ends within a character
         self._start = 0  # the window's first id
-        self._read = 0  # ids whose text is out
+        self._read = len(self._ids)  # ids whose text is out
 
     def push(self, token: int) -> str:
         self._ids.append(token)

@@ -24,7 +24,8 @@ def categorical(p: Tensor, u: Tensor) -> Tensor:
         u: `[...]` uniforms on [0, 1), float64.
 
     Returns:
-        `[...]` int64. An index with p = 0 is never drawn; where p is not a number, some index.
+        `[...]` int64. An index with p = 0 is never drawn, as far as the running
+        sum does not decrease; where p is not a number, some index.
     """
     cdf = p.double().cumsum(-1)  # [..., V]
     total = cdf[..., -1:]

@@ -14,15 +14,19 @@ from torch import Tensor
 
 from ..types import SamplingParams
 
+_COLDEST = 1e-30
+"""Lower temperatures are taken as this: it is argmax already, and fp32 can hold it."""
 
-def top_k_mask(logits: Tensor, k: Tensor) -> Tensor:
+
+def top_k_mask(logits: Tensor, k: Tensor, largest: int) -> Tensor:
     """-inf below the k-th largest logit of each row; ties with it stay.
 
     Args:
         logits: `[B, T, V]`.
         k: `[B, 1, 1]` int64, each in [1, V].
+        largest: the largest of them, known without asking the device.
     """
-    ranked = logits.topk(int(k.max()), dim=-1).values  # [B, T, k_max]
+    ranked = logits.topk(largest, dim=-1).values  # [B, T, k_max]
     threshold = ranked.gather(-1, (k - 1).expand(*logits.shape[:-1], 1))
     return logits.masked_fill(logits < threshold, -torch.inf)
 
@@ -36,7 +40,9 @@ def top_p_filter(p: Tensor, top_p: Tensor) -> Tensor:
     """
     ranked, order = p.sort(dim=-1, descending=True, stable=True)
     before = ranked.cumsum(-1) - ranked
-    ranked = ranked.masked_fill((before >= top_p) & (top_p < 1), 0)
+    outside = (before >= top_p) & (top_p < 1)
+    outside[..., 0] = False  # the most likely token stays, however small top_p is
+    ranked = ranked.masked_fill(outside, 0)
     kept = torch.zeros_like(p).scatter_(-1, order, ranked)
     return torch.where(top_p < 1, kept / kept.sum(-1, keepdim=True), p)
 
@@ -70,15 +76,10 @@ class Warp:
         self._params, self._vocab_size, self._device = params, vocab_size, device
         self.all_greedy = all(s.greedy for s in params)
         self._greedy = column([s.greedy for s in params]) if any(s.greedy for s in params) else None
-        temperatures = [1.0 if s.greedy else s.temperature for s in params]
-        self._temperature: Tensor | float | None
-        if len(set(temperatures)) == 1:
-            self._temperature = temperatures[0] if temperatures[0] != 1 else None
-        else:
-            self._temperature = column(temperatures)
-        self._top_k = None
-        if any(s.top_k is not None and s.top_k < vocab_size for s in params):
-            self._top_k = column([min(s.top_k or vocab_size, vocab_size) for s in params])
+        temperatures = [1.0 if s.greedy else max(s.temperature, _COLDEST) for s in params]
+        self._temperature = column(temperatures) if any(t != 1 for t in temperatures) else None
+        kept = [min(s.top_k or vocab_size, vocab_size) for s in params]
+        self._top_k = (column(kept), max(kept)) if min(kept) < vocab_size else None
         self._top_p = (
             column([s.top_p for s in params]) if any(s.top_p < 1 for s in params) else None
         )
@@ -92,11 +93,11 @@ class Warp:
         x = logits if logits.dtype == torch.float64 else logits.float()
         if self.all_greedy:
             return one_hot_argmax(x)
+        if self._top_k is not None:
+            x = top_k_mask(x, *self._top_k)  # the same tokens at any temperature
         if self._temperature is not None:
             # Relative to the row's maximum, no temperature can overflow.
             x = (x - x.amax(-1, keepdim=True)) / self._temperature
-        if self._top_k is not None:
-            x = top_k_mask(x, self._top_k)
         p = torch.softmax(x, dim=-1)
         if self._top_p is not None:
             p = top_p_filter(p, self._top_p)

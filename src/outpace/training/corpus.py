@@ -1,9 +1,9 @@
 """The corpus of the shipped pair: the source of the Python standard library.
 
 The files are those of the interpreter that runs (licence: PSF). Whether a file
-is held out depends on a hash of its relative path alone, so it is the same
-file on every machine and for every Python version, and prompts drawn from
-held-out files were never trained on.
+is held out depends on a hash of its relative path alone, so it is the same on
+every machine. Python versions move files: the pair's card lists the paths that
+were held out of its own training.
 """
 
 from __future__ import annotations

@@ -228,6 +228,11 @@ def _resume(
             f"{path} was made with another {', '.join(sorted(changed))}: "
             "use the same values or another folder"
         )
+    before = TrainConfig(**theirs)
+    if saved["step"] > before.decay_start and config.decay_start != before.decay_start:
+        raise CheckpointError(
+            f"{path} has begun to decay its learning rate: keep {before.steps} steps and its decay"
+        )
     model.load_state_dict(saved["model"])
     for optim, state in zip(optims, saved["optimizers"], strict=True):
         optim.load_state_dict(state)

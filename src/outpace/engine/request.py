@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..models.tokenizer import Detokenizer
@@ -13,18 +13,19 @@ from .stats import Stats
 from .stopping import StopScanner
 
 
-class Sequence:
+class Request:
     """Prompt, committed tokens and everything that belongs to one request alone.
 
     Attributes:
         tokens: prompt and emitted tokens; the target's cache holds all but the last.
         events: every event so far; `fresh` those nobody has fetched yet.
         slot: its slot while it runs, None before and after.
+        failure: the error that ended it, if one did.
     """
 
     def __init__(
         self,
-        prompt: SequenceOf[int],
+        prompt: Sequence[int],
         params: SamplingParams,
         seed: int,
         eos: frozenset[int],
@@ -43,6 +44,7 @@ class Sequence:
         self.slot: int | None = None
         self.finish_reason: FinishReason | None = None
         self.stopped_by: str | int | None = None
+        self.failure: BaseException | None = None
         self.stats = Stats()
         self._eos = eos
         self._limit = limit
@@ -62,8 +64,8 @@ class Sequence:
         left = self.params.max_new_tokens - len(self.events)
         return max(0, min(k, left - 1, self._limit - len(self.tokens) - 1))
 
-    def push(self, token: int, provenance: Provenance, depth: int, logprob: float) -> bool:
-        """Take one emitted token; True when it is the last."""
+    def push(self, token: int, provenance: Provenance, depth: int, logprob: float) -> None:
+        """Take one emitted token; `finish_reason` is set when it is the last."""
         self.tokens.append(token)
         if token in self._eos:
             self.finish_reason, self.stopped_by, text = "stop", token, ""
@@ -80,7 +82,6 @@ class Sequence:
         event = TokenEvent(text, token, logprob, provenance, depth, self.index)
         self.events.append(event)
         self.fresh.append(event)
-        return self.finish_reason is not None
 
     def cancel(self) -> None:
         """Let go: nothing more will be emitted."""
@@ -89,6 +90,12 @@ class Sequence:
             if self.events:
                 last = self.events[-1]
                 self.events[-1] = replace(last, text=last.text + self._last_text())
+
+    def fail(self, error: BaseException) -> None:
+        """Ended by an error."""
+        if self.finish_reason is None:
+            self.failure = error
+            self.cancel()
 
     def _last_text(self) -> str:
         """Characters and possible stop strings that were left open."""

@@ -1,0 +1,116 @@
+"""What an engine and a request need to be sound, checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..drafters.base import Drafter
+from ..errors import ContextLengthError, IncompatibleError, OptionError
+from ..types import SamplingParams
+from ..verifiers import Verifier
+
+
+def whole_number(name: str, value: Any, low: int, hint: str) -> int:
+    """The value as given.
+
+    Raises:
+        OptionError: not a whole number, or below `low`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise OptionError(f"{name} must be a whole number >= {low}, not {value!r} ({hint})")
+    return value
+
+
+def check_k(k: int) -> int:
+    """K as given.
+
+    Raises:
+        OptionError: not a whole number >= 0.
+    """
+    return whole_number("k", k, 0, "0 is plain decoding")
+
+
+def check_max_batch(max_batch: int) -> int:
+    """The number of slots as given.
+
+    Raises:
+        OptionError: not a whole number >= 1.
+    """
+    return whole_number("max_batch", max_batch, 1, "requests that run at once")
+
+
+def check_max_len(max_len: int | None, context_length: int) -> int:
+    """Positions per sequence, by default all the model has.
+
+    Raises:
+        OptionError: not a whole number >= 2.
+        ContextLengthError: more than the model's context.
+    """
+    if max_len is None:
+        return context_length
+    whole_number("max_len", max_len, 2, "positions per sequence")
+    if max_len > context_length:
+        raise ContextLengthError(
+            f"max_len={max_len} is more than the model's context of {context_length} positions"
+        )
+    return max_len
+
+
+def check_compatible(drafter: Drafter | type[Drafter], verifier: Verifier) -> None:
+    """Refuse a pair that would not be exact.
+
+    Raises:
+        IncompatibleError: the verifier does not take the drafter's law or shape.
+    """
+    refused = [law.__name__ for law in drafter.laws if law not in verifier.laws]
+    if refused:
+        raise IncompatibleError(
+            f"the verifier {verifier.name!r} is not exact for drafts of {drafter.name!r} "
+            f"({', '.join(refused)}): choose another verifier"
+        )
+    if drafter.proposes_trees and not verifier.takes_trees:
+        raise IncompatibleError(
+            f"the drafter {drafter.name!r} proposes trees and the verifier {verifier.name!r} "
+            "takes chains only: choose a verifier that takes trees"
+        )
+
+
+def check_request(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    vocab_size: int,
+    max_len: int,
+    verifier: Verifier,
+) -> None:
+    """Whether a request can be run.
+
+    Raises:
+        OptionError: an empty prompt, or an id outside the vocabulary.
+        IncompatibleError: the verifier does not fit the request.
+        ContextLengthError: the prompt, or with `on_context_full="error"` prompt
+            and new tokens, outgrow the context.
+    """
+    if not len(prompt):
+        raise OptionError("the prompt is empty: give at least one token of text")
+    for what, ids in (("token id", prompt), ("EOS token id", params.eos_token_ids or ())):
+        bad = next((t for t in ids if not 0 <= t < vocab_size), None)
+        if bad is not None:
+            raise OptionError(f"{what} {bad} is outside the target's vocabulary of {vocab_size}")
+    if not params.greedy and not verifier.takes_sampling:
+        raise IncompatibleError(
+            f"the verifier {verifier.name!r} is exact at temperature 0 only: "
+            "set temperature=0 or use verifier='token'"
+        )
+    room = max_len - len(prompt)
+    if room < 1:
+        raise ContextLengthError(
+            f"the prompt has {len(prompt)} tokens and the context {max_len}: "
+            f"shorten the prompt to at most {max_len - 1}"
+        )
+    if params.on_context_full == "error" and params.max_new_tokens > room:
+        raise ContextLengthError(
+            f"{len(prompt)} prompt tokens and max_new_tokens={params.max_new_tokens} need "
+            f"{len(prompt) + params.max_new_tokens} positions, the context has "
+            f"{max_len}: ask for at most {room} or use on_context_full='stop'"
+        )
