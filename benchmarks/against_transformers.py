@@ -39,54 +39,56 @@ def main() -> None:
         for name in options.pairs:
             folders = pair_folders(name, Path(scratch))
             for temperature in options.temperatures:
-                speed = {
-                    (engine, dtype): _measure(
-                        make(folders, dtype, temperature, options), prompts, options
-                    )
+                runs = {
+                    (engine, dtype): make(folders, dtype, temperature, options)
                     for dtype in options.dtypes
                     for engine, make in (("outpace", _outpace), ("transformers", _transformers))
                 }
-                best = {
-                    engine: max(
-                        (d for e, d in speed if e == engine),
-                        key=lambda d: statistics.median(speed[engine, d]),
-                    )
-                    for engine in ("outpace", "transformers")
-                }
-                ours, theirs = (speed[e, best[e]] for e in ("outpace", "transformers"))
-                rows.append(
-                    {
-                        "pair": name,
-                        "temperature": temperature,
-                        "k": options.k,
-                        "outpace_tokens_per_s": round(statistics.median(ours), 1),
-                        "outpace_dtype": best["outpace"],
-                        "transformers_tokens_per_s": round(statistics.median(theirs), 1),
-                        "transformers_dtype": best["transformers"],
-                        "ratio": round(
-                            statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), 3
-                        ),
-                    }
-                )
+                rows.append(_row(_measure(runs, prompts, options.repeats), name, temperature))
+                rows[-1]["k"] = options.k
                 print(rows[-1], flush=True)
     record("against-transformers", rows)
 
 
 Run = Callable[[str, int], int]
+Speeds = dict[tuple[str, str], list[float]]
 
 
-def _measure(run: Run, prompts: list[str], options: argparse.Namespace) -> list[float]:
-    """Median tokens/s per prompt."""
-    run(prompts[0], 0)
-    speeds = []
+def _measure(runs: dict[tuple[str, str], Run], prompts: list[str], repeats: int) -> Speeds:
+    """Median tokens/s per prompt; every engine takes its turn on every prompt."""
+    for run in runs.values():
+        run(prompts[0], 0)
+    speeds: Speeds = {key: [] for key in runs}
     for prompt in prompts:
-        each = []
-        for seed in range(options.repeats):
-            began = time.perf_counter()
-            tokens = run(prompt, seed)
-            each.append(tokens / (time.perf_counter() - began))
-        speeds.append(statistics.median(each))
+        each: Speeds = {key: [] for key in runs}
+        for seed in range(repeats):
+            for key, run in runs.items():
+                began = time.perf_counter()
+                tokens = run(prompt, seed)
+                each[key].append(tokens / (time.perf_counter() - began))
+        for key, values in each.items():
+            speeds[key].append(statistics.median(values))
     return speeds
+
+
+def _row(speeds: Speeds, pair: str, temperature: float) -> dict[str, object]:
+    """Each engine in the dtype it is faster in."""
+    best: dict[str, tuple[str, str]] = {}
+    for key in speeds:
+        held = best.get(key[0])
+        if held is None or statistics.median(speeds[key]) > statistics.median(speeds[held]):
+            best[key[0]] = key
+    ours, theirs = speeds[best["outpace"]], speeds[best["transformers"]]
+    ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+    return {
+        "pair": pair,
+        "temperature": temperature,
+        "outpace_tokens_per_s": round(statistics.median(ours), 1),
+        "outpace_dtype": best["outpace"][1],
+        "transformers_tokens_per_s": round(statistics.median(theirs), 1),
+        "transformers_dtype": best["transformers"][1],
+        "ratio": round(ratio, 3),
+    }
 
 
 def _outpace(

@@ -66,7 +66,7 @@ def _row(found: outpace.bench.compare.Comparison) -> dict[str, object]:
         "tokens_per_pass": round(fast.stats.tokens_per_pass, 3),
         "acceptance_rate": round(fast.stats.acceptance_rate or 0.0, 3),
         "alpha": [round(a, 3) for a in fast.stats.alpha],
-        "c": round(fast.stats.draft_cost or 0.0, 3),
+        "c": round(found.cost, 3),
         "identical_texts": f"{found.identical}/{found.prompts}",
     }
 

@@ -191,6 +191,35 @@ def test_on_a_terminal_tokens_stream_in_colour(base):
     assert "\x1b[" not in plain.stdout
 
 
+@pytest.mark.parametrize("arguments", [[], ["train"]])
+def test_without_arguments_comes_the_help(arguments, capsys):
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert "Usage" in captured.out
+    assert captured.err == ""
+
+
+def outside(arguments, **options):
+    """The command in a process of its own."""
+    command = [sys.executable, "-m", "outpace", *arguments]
+    return subprocess.run(command, capture_output=True, check=False, **options)
+
+
+def test_streams_that_are_closed_or_know_no_unicode(base):
+    closed = outside(["generate", *base], preexec_fn=lambda: os.close(0))
+    assert closed.returncode == 2
+    assert closed.stderr == b"outpace: no prompt: standard input is closed\n"
+    bad = outside(["generate", b"\xff", *base])
+    assert bad.returncode == 2
+    assert bad.stderr.count(b"\n") == 1
+    assert b"not valid Unicode" in bad.stderr
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    options = ["-t", "2", "--seed", "1", "-n", "60"]
+    plain = outside(["generate", "gr\u00f6", *base, *options], env=ascii_only)
+    assert plain.returncode == 0
+    assert b"?" in plain.stdout
+
+
 def test_version_and_help(capsys):
     import outpace
 

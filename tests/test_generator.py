@@ -186,6 +186,14 @@ def test_messages_need_a_template_and_use_it(pair, tmp_path, fast):
         (lambda g: g.generate("x", params=SamplingParams(), seed=1, top_k=2), "not both"),
         (lambda g: g.generate("x", eos_token_ids=[-4]), "eos_token_ids"),
         (lambda g: g.generate("x" * 4000), "shorten the prompt"),
+        (lambda g: g.generate(123), "text or token ids"),
+        (lambda g: g.generate([1, 2.7]), "list of token ids"),
+        (lambda g: g.generate([1, "x"]), "list of token ids"),
+        (lambda g: g.generate("x", stop=5), "non-empty strings"),
+        (lambda g: g.generate("x", params=[{}]), "takes outpace.SamplingParams"),
+        (lambda g: g.generate("x", eos_token_ids=(10**6,)), "EOS token id 1000000 is outside"),
+        (lambda g: g.generate([10**6]), "outside the target's vocabulary"),
+        (lambda g: g.generate("\udcff"), "not valid Unicode"),
     ],
 )
 def test_bad_input_is_refused_and_loses_nothing(fast, call, message):
@@ -195,6 +203,38 @@ def test_bad_input_is_refused_and_loses_nothing(fast, call, message):
     assert isinstance(caught.value, ValueError)
     assert not fast.engine.busy
     assert fast.engine.free_slots == 4
+
+
+def test_numbers_and_arrays_of_other_libraries_are_taken(fast):
+    import numpy as np
+    import torch
+
+    options = {"max_new_tokens": 5, "eos_token_ids": (), "temperature": 1.0}
+    want = fast.generate([70, 71], seed=3, **options).token_ids
+    for prompt in (np.array([70, 71]), torch.tensor([70, 71]), (70, 71)):
+        got = fast.generate(prompt, seed=np.int64(3), stop=None, **options)
+        assert got.token_ids == want
+    two = fast.generate(torch.tensor([[70, 71], [72, 73]]), seed=3, **options)
+    assert two[0].token_ids == want
+
+
+def test_an_empty_prompt_is_empty_even_behind_a_bos_token(pair, tmp_path):
+    from tokenizers import processors
+    from transformers import AutoTokenizer
+
+    folder = tmp_path / "bos"
+    shutil.copytree(pair / "target", folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    end = tokenizer.eos_token
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{end} $A", special_tokens=[(end, tokenizer.eos_token_id)]
+    )
+    tokenizer.save_pretrained(folder)
+    generator = outpace.load(str(folder), dtype="float32")
+    assert generator.generate("x", max_new_tokens=1).prompt_token_ids[0] == tokenizer.eos_token_id
+    for prompts in ("", ["x", ""]):
+        with pytest.raises(outpace.OptionError, match="the prompt is empty"):
+            generator.generate(prompts)
 
 
 def test_parts_can_be_put_together_by_hand():

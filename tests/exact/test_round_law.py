@@ -7,7 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broken_rules import WRONG_LAW, AcceptsImpossible, NaNAtZeroMass, SharedNoise, Sound
+from broken_rules import (
+    WRONG_LAW,
+    AcceptsImpossible,
+    InvertedRatio,
+    NaNAtZeroMass,
+    NoResidual,
+    NotRenormalised,
+    SharedNoise,
+    Sound,
+)
 from enumeration import Drafted, NotIndependent, drafts_of, impossible_at_zero, worst_error
 from outpace.sampling import Warp, categorical, residual, without
 from outpace.trees import chain
@@ -81,6 +90,28 @@ def q_table(prefix):
 @pytest.mark.parametrize("rule", WRONG_LAW)
 def test_broken_rules_are_caught(rule):
     assert worst_error(rule(), p_table, drafts_of(q_table, 2, 3), 3) > 1e-3
+
+
+@pytest.mark.parametrize("rule", [NoResidual, NotRenormalised, InvertedRatio])
+def test_broken_rules_are_caught_on_point_masses(rule):
+    assert worst_error(rule(), p_table, [Drafted(1.0, (0, 1), None)], 3) > 1e-2
+
+
+def test_accepting_the_second_best_token_is_caught():
+    """Negative control of the greedy rule: a draft token that is not the argmax is kept."""
+
+    class SecondBest(GreedyVerifier):
+        def __call__(self, p, draft, noise):
+            return super().__call__(-(p - p.median(-1, keepdim=True).values).abs(), draft, noise)
+
+    differing = 0
+    for d in drafts_of(q_table, 2, 3):
+        logits = torch.stack([p_table(d.tokens[:i]) for i in range(3)]).log().unsqueeze(0)
+        draft = Draft(torch.tensor([d.tokens]), PointMass(), (chain(2),))
+        nothing = Noise(torch.zeros(1, 2).double(), torch.zeros(1, 3).double())
+        verdicts = [rule(logits, draft, nothing) for rule in (GreedyVerifier(), SecondBest())]
+        differing += not torch.equal(verdicts[0].token, verdicts[1].token)
+    assert differing > 0
 
 
 def test_shared_noise_is_caught():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from broken_rules import SharedNoise, Sound
 from outpace.drafters import ModelDrafter
 from outpace.engine import Engine
 from outpace.models import MarkovModel
-from outpace.sampling import RequestNoise, Stream
+from outpace.sampling import RequestNoise, Stream, Warp
 from outpace.trees import chain
 from outpace.types import Draft, Rows, SamplingParams
 
@@ -97,6 +98,47 @@ def test_words_have_the_targets_law(k):
 def test_words_have_the_law_at_another_temperature():
     assert p_value(words(engine(3), 50_000, temperature=0.7), word_law(0.7)) > FALSE_ALARM
     assert p_value(words(engine(3), 50_000, temperature=0.7), word_law(0.8)) < FALSE_ALARM
+
+
+def test_each_row_of_a_mixed_batch_has_its_own_law():
+    """Temperature, top-k and top-p differ by row; half the batch ends earlier."""
+    kinds = [
+        SamplingParams(temperature=0.7),
+        SamplingParams(temperature=1.0, top_k=2),
+        SamplingParams(temperature=1.3, top_p=0.8),
+        SamplingParams(temperature=1.0, top_k=3, top_p=0.9),
+    ]
+    mixed = engine(3)
+    requests = []
+    for seed in range(256):
+        kind, per = kinds[seed % 4], 80 if seed % 8 < 4 else 40
+        params = replace(kind, seed=seed, max_new_tokens=4 * per)
+        requests.append(mixed.submit([SEPARATOR], params))
+    while mixed.busy:
+        mixed.step()
+    for i, kind in enumerate(kinds):
+        found: Counter = Counter()
+        for request in requests[i::4]:
+            out = request.emitted
+            found.update(tuple(out[j : j + 3]) for j in range(0, len(out), 4))
+        law = warped_law(kind)
+        assert p_value(found, law) > FALSE_ALARM
+        other = warped_law(kinds[(i + 1) % 4])
+        assert p_value(found, other) < FALSE_ALARM
+
+
+def warped_law(params: SamplingParams) -> dict[tuple[int, ...], float]:
+    """Words under sampling parameters, impossible ones left out."""
+    warp = Warp([params], V, torch.device("cpu"))
+
+    def row(*context: int) -> torch.Tensor:
+        return warp(TARGET.table[context].log().reshape(1, 1, V))[0, 0]
+
+    law = {
+        (a, b, c): float(row(0, 0, 0)[a] * row(0, 0, a)[b] * row(0, a, b)[c])
+        for a, b, c in itertools.product(SYMBOLS, repeat=3)
+    }
+    return {word: p for word, p in law.items() if p > 0}
 
 
 class Misreporting(ModelDrafter):

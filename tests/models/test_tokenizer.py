@@ -222,6 +222,22 @@ def test_a_window_keeps_the_spaces_that_decoding_strips():
     assert [tokenizer.decode([i]) for i in ids] == ["the", "日本", "", "the"]  # what one alone says
 
 
+@pytest.mark.parametrize("style", list(STYLES))
+@given(
+    st.lists(st.sampled_from(["hello", "world", "a", "größe", "x"]), min_size=2, max_size=6),
+    st.data(),
+)
+def test_a_continuation_keeps_the_space_before_it(style, words, data):
+    """Prompt and streamed text joined are the decoded whole, wherever the prompt ends."""
+    tokenizer = STYLES[style]
+    ids = tokenizer.encode(" ".join(words))
+    cut = data.draw(st.integers(1, len(ids) - 1))
+    pieces, rest = stream(tokenizer.detokenizer(ids[:cut]), ids[cut:])
+    prompt = tokenizer.decode(ids[:cut])
+    if not prompt.endswith("\ufffd"):
+        assert prompt + "".join(pieces) + rest == tokenizer.decode(ids)
+
+
 def test_a_model_without_text_has_none():
     assert stream(NullDetokenizer(), [1, 2]) == (["", ""], "")
 

@@ -85,3 +85,14 @@ def test_impossible_tokens_stay_impossible():
     x = torch.tensor([[[0.0, -math.inf, 1.0]]])
     for s in (SamplingParams(temperature=1.0), SamplingParams(temperature=0.3, top_p=0.99)):
         assert Warp([s], 3, CPU)(x)[0, 0, 1] == 0
+
+
+def test_extreme_parameters_stay_laws():
+    """fp32 cannot hold these; they are argmax, not NaN."""
+    x = torch.tensor([[[1.0, 3.0, 2.0]]])
+    for s in (
+        SamplingParams(temperature=1e-46),
+        SamplingParams(temperature=1.0, top_p=1e-50),
+        SamplingParams(temperature=1e-300, top_p=1e-300, top_k=2),
+    ):
+        assert Warp([s], 3, CPU)(x).tolist() == [[[0.0, 1.0, 0.0]]]

@@ -8,6 +8,7 @@ on the same, distil the draft from the target, write both checkpoints.
 from __future__ import annotations
 
 import json
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -81,6 +82,7 @@ class Corpus:
     held_out: np.ndarray
     held_out_paths: tuple[str, ...]
     files: int
+    python: str
 
 
 def prepare(folder: Path) -> Corpus:
@@ -103,13 +105,15 @@ def prepare(folder: Path) -> Corpus:
             name = "held_out" if part else "train"
             np.save(folder / f"{name}.npy", np.array(ids, dtype=np.uint16))
         paths = [f.path for f in files if f.held_out]
-        meta.write_text(json.dumps({"held_out": paths, "files": len(files)}, indent=1))
+        facts = {"held_out": paths, "files": len(files), "python": platform.python_version()}
+        meta.write_text(json.dumps(facts, indent=1))
     info = json.loads(meta.read_text())
     return Corpus(
         train=np.load(folder / "train.npy", mmap_mode="r"),
         held_out=np.load(folder / "held_out.npy", mmap_mode="r"),
         held_out_paths=tuple(info["held_out"]),
         files=info["files"],
+        python=info["python"],
     )
 
 

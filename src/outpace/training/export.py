@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import platform
 import shutil
 from pathlib import Path
 from typing import Any, cast
@@ -141,12 +140,9 @@ def _card(facts: dict[str, Any], data: Any, characters: float) -> str:
         "",
         "![loss](loss.png)",
         "",
-        f"Machine: {platform.machine()} CPU, PyTorch {torch.__version__.split('+')[0]}, "
-        "bf16 autocast.",
-        "",
         "## Data",
         "",
-        f"The Python {platform.python_version()} standard library with its tests: {data.files} "
+        f"The Python {data.python} standard library with its tests: {data.files} "
         f"files, {len(data.train) / 1e6:.1f}M training tokens. Licence of the source: the PSF",
         f"licence. One file in {HELD_OUT_MODULUS} (by a hash of its path) was never trained on:",
         "",
