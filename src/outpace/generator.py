@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 from torch import Tensor
@@ -161,7 +161,7 @@ def encode(
             raise OptionError("messages is empty: give at least one message with a role")
         return [_need(tokenizer).chat(m) for m in given], [None] * len(given), many
     many = not isinstance(prompts, str) and not _is_ids(prompts)
-    given = list(prompts) if many else [prompts]
+    given = list(cast(Any, prompts)) if many else [prompts]
     if not given:
         raise OptionError("the list of prompts is empty: give at least one prompt")
     ids = [_ids(tokenizer, prompt) for prompt in given]

@@ -1,6 +1,6 @@
 """A toy model whose law is known exactly: a Markov chain of any order.
 
-For tests and teaching. Its cache holds tokens, and a row's context is read
+For tests and teaching, on the CPU. Its cache holds tokens, and a row's context is read
 from the cache and through the mask, so a wrong length, mask or commit shows as
 a wrong law.
 """
