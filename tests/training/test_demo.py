@@ -36,7 +36,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(
         "outpace.training.export._MODELS", {"target": ("target", shape), "draft": ("distil", shape)}
     )
-    small = {"batch_tokens": 256, "length": 64, "decay_length": 128, "evaluate_every": 2}
+    small = {"batch_tokens": 256, "length": 64, "long_length": 128, "evaluate_every": 2}
     stages = {n: replace(c, steps=3, warmup=1, **small) for n, c in demo.STAGES.items()}
     monkeypatch.setattr(demo, "STAGES", stages)
 

@@ -18,7 +18,7 @@ CONFIG = TrainConfig(
     steps=12,
     batch_tokens=64,
     length=16,
-    decay_length=32,
+    long_length=32,
     warmup=3,
     evaluate_every=4,
     save_every=5,
@@ -91,7 +91,7 @@ def test_learning_rate_warms_up_stays_and_decays():
 
 
 def test_every_window_is_visited_once_an_epoch():
-    config = TrainConfig(steps=9, batch_tokens=40, length=10, decay_length=10, decay_fraction=0)
+    config = TrainConfig(steps=9, batch_tokens=40, length=10, long_length=10)
     stream = np.arange(10 * 41 + 1, dtype=np.uint16)
     windows = (len(stream) - 1) // 10 - 1
     rows = torch.cat([batch_at(stream, config, s) for s in range(windows // 4)])

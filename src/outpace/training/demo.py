@@ -44,7 +44,7 @@ DRAFT_SHAPE = {
 }
 
 STAGES = {
-    "target": TrainConfig(steps=3000),
+    "target": TrainConfig(steps=3000, decay_fraction=2 / 3),
     "draft": TrainConfig(steps=2000, muon_lr=6e-3, adamw_lr=5e-3, seed=1),
     "distil": TrainConfig(
         steps=800, muon_lr=2e-3, adamw_lr=1e-3, warmup=20, decay_fraction=0.6, seed=2

@@ -2,7 +2,7 @@
 
 Muon (Jordan et al., 2024) moves the hidden matrices, AdamW everything else.
 The learning rate is warmed up, stays constant, then falls linearly to zero
-over the last part of the run (warmup-stable-decay), so a run can be made
+over the rest of the run (warmup-stable-decay), so a run can be made
 longer after the fact as long as it has not begun to decay. Everything that
 decides a step (data order included) is a function of the step number: a run
 that was stopped and resumed sees exactly the data an uninterrupted one sees.
@@ -31,25 +31,26 @@ LOG_FIELDS = ("step", "tokens", "train_loss", "held_out_loss", "learning_rate", 
 class TrainConfig:
     """What a run needs to know. Lengths are in tokens, `batch_tokens` per step.
 
-    `decay_length` replaces `length` while the learning rate decays: short rows
-    are cheap, and a quarter of the run is enough to learn longer contexts.
+    `long_length` replaces `length` in the last `long_fraction` of the steps:
+    short rows are cheap, and the end of a run is enough to learn long contexts.
     """
 
     steps: int
     batch_tokens: int = 8192
     length: int = 256
-    decay_length: int = 512
+    long_length: int = 512
+    long_fraction: float = 0.25
     muon_lr: float = 4e-3
     adamw_lr: float = 3e-3
     weight_decay: float = 0.1
     warmup: int = 60
-    decay_fraction: float = 0.25
+    decay_fraction: float = 0.6
     seed: int = 0
     evaluate_every: int = 50
     save_every: int = 50
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.batch_tokens < max(self.length, self.decay_length):
+        if self.steps < 1 or self.batch_tokens < max(self.length, self.long_length):
             raise OptionError("a run needs at least one step and one row of tokens per step")
 
     @property
@@ -63,7 +64,8 @@ class TrainConfig:
         return min(warm, left, 1.0)
 
     def row_length(self, step: int) -> int:
-        return self.decay_length if step >= self.decay_start else self.length
+        long = step >= int(self.steps * (1 - self.long_fraction))
+        return self.long_length if long else self.length
 
 
 def batch_at(tokens: np.ndarray, config: TrainConfig, step: int) -> Tensor:
@@ -221,14 +223,21 @@ def _resume(
         return 0
     saved = torch.load(path, map_location="cpu", weights_only=True)
     mine, theirs = asdict(config), saved["config"]
-    free = {"steps", "save_every", "evaluate_every", "decay_fraction", "decay_length"}
+    free = {
+        "steps",
+        "save_every",
+        "evaluate_every",
+        "decay_fraction",
+        "long_length",
+        "long_fraction",
+    }
     changed = {k for k in mine if k not in free and mine[k] != theirs.get(k)}
     if changed:
         raise CheckpointError(
             f"{path} was made with another {', '.join(sorted(changed))}: "
             "use the same values or another folder"
         )
-    before = TrainConfig(**theirs)
+    before = TrainConfig(**{k: v for k, v in theirs.items() if k in mine})
     if saved["step"] > before.decay_start and config.decay_start != before.decay_start:
         raise CheckpointError(
             f"{path} has begun to decay its learning rate: keep {before.steps} steps and its decay"
