@@ -22,7 +22,7 @@ from .cache import SlotCache, extent
 from .checkpoint import Weights
 from .config import LeanConfig
 from .linear import Linear
-from .masks import additive, visible, within
+from .masks import additive, causal, visible, within
 from .norm import RMSNorm
 from .rope import inverse_frequencies, rotate, rotation_tables
 
@@ -50,8 +50,7 @@ class _Group:
     rows: slice
     slots: slice
     length: int  # positions read
-    full: Tensor  # additive mask [b, 1, G * T, length]
-    windowed: dict[int, Tensor]
+    masks: dict[int | None, Tensor]  # per window, additive, [b, 1, G * T, length]
 
 
 class LeanDecoder:
@@ -187,7 +186,7 @@ class LeanDecoder:
                 folded[g.rows],
                 keys[g.slots, : g.length].transpose(1, 2),
                 values[g.slots, : g.length].transpose(1, 2),
-                attn_mask=g.full if window is None else g.windowed[window],
+                attn_mask=g.masks[window],
             )
             for g in groups
         ]
@@ -207,42 +206,42 @@ class LeanDecoder:
     ) -> list[_Group]:
         """Split the batch into runs of neighbouring slots with the same bucket, so that no
         key or value is copied and a sequence reads as much alone as among others."""
-        fold = self.config.heads // self.config.kv_heads
-        windows = {w for w in self.config.windows if w is not None}
-        buckets = [extent(cache.lengths[s], rows) for s in slots]
-        groups = []
-        start = 0
+        extents = [extent(cache.lengths[s], rows) for s in slots]
+        groups, start = [], 0
         for end in range(1, len(slots) + 1):
-            if end < len(slots) and (
-                slots[end] == slots[end - 1] + 1 and buckets[end] == buckets[start]
-            ):
-                continue
-            picked, length = slice(start, end), buckets[start]
-            lengths = [cache.lengths[s] for s in slots[start:end]]
-            seen = visible(
-                lengths, rows, length, None if mask is None else mask[picked], self.device
+            together = end < len(slots) and (
+                slots[end] == slots[end - 1] + 1 and extents[end] == extents[start]
             )
-            groups.append(
-                _Group(
-                    picked,
-                    slice(slots[start], slots[end - 1] + 1),
-                    length,
-                    self._additive(seen, fold),
-                    {
-                        w: self._additive(
-                            seen & within(w, lengths, positions[picked], length), fold
-                        )
-                        for w in windows
-                    },
-                )
-            )
-            start = end
+            if not together:
+                picked, length = slice(start, end), extents[start]
+                lengths = [cache.lengths[s] for s in slots[picked]]
+                block = None if mask is None else mask[picked]
+                masks = self._masks(lengths, rows, length, positions[picked], block)
+                held = slice(slots[start], slots[end - 1] + 1)
+                groups.append(_Group(picked, held, length, masks))
+                start = end
         return groups
 
-    def _additive(self, seen: Tensor, fold: int) -> Tensor:
-        """0 where seen, -inf elsewhere, `[b, 1, G * T, length]`; padding rows see everything."""
-        mask = additive(seen, self.dtype).repeat(1, 1, fold, 1)
-        return F.pad(mask, (0, 0, 0, max(0, MIN_QUERY_ROWS - mask.shape[2])))
+    def _masks(
+        self,
+        lengths: Sequence[int],
+        rows: int,
+        length: int,
+        positions: Tensor,
+        block: Tensor | None,
+    ) -> dict[int | None, Tensor]:
+        """Per window, additive masks `[b, 1, G * T, length]`; padding rows see everything."""
+        fold = self.config.heads // self.config.kv_heads
+        short = max(0, MIN_QUERY_ROWS - fold * rows)
+        windows = set(self.config.windows)
+        if block is None and windows == {None}:
+            return {None: causal(lengths, rows, length, fold, short, self.dtype, self.device)}
+        seen = visible(lengths, rows, length, block, self.device)
+        masks = {}
+        for w in windows:
+            near = seen if w is None else seen & within(w, lengths, positions, length)
+            masks[w] = F.pad(additive(near, self.dtype).repeat(1, 1, fold, 1), (0, 0, 0, short))
+        return masks
 
 
 def _layer(c: LeanConfig, load: Callable[[str], Tensor], prefix: str) -> Layer:

@@ -44,3 +44,23 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """`[B, 1, T, length]`: 0 where seen, -inf elsewhere."""
     mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
     return mask.masked_fill_(~seen, -torch.inf).unsqueeze(1)
+
+
+def causal(
+    lengths: Sequence[int],
+    rows: int,
+    length: int,
+    repeats: int,
+    padding: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """`additive(visible(...))` for a causal block, in half the operations.
+
+    The rows are repeated (for query heads that share keys), and rows that see
+    everything are put behind them: `[B, 1, repeats * T + padding, length]`.
+    """
+    last = [[*range(n, n + rows)] * repeats + [length] * padding for n in lengths]
+    limit = torch.tensor(last, device=device).view(len(lengths), 1, -1, 1)
+    mask = torch.zeros(*limit.shape[:3], length, dtype=dtype, device=device)
+    return mask.masked_fill_(torch.arange(length, device=device) > limit, -torch.inf)
