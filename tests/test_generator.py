@@ -248,6 +248,18 @@ def test_parts_can_be_put_together_by_hand():
         outpace.Generator(toy).generate([1], stop="x")
 
 
+@pytest.mark.parametrize(("k", "models"), [(0, 1), (2, 2)])
+def test_a_draft_that_would_never_draft_is_not_read(pair, k, models):
+    read: list[str] = []
+    outpace.load(
+        str(pair / "target"),
+        str(pair / "draft"),
+        k,
+        progress=lambda what, done, total: read.append(what),
+    )
+    assert len(set(read)) == models
+
+
 def test_nothing_is_loaded_before_everything_is_checked(pair, tmp_path, monkeypatch):
     """K, names, configurations and vocabularies are checked before a weight is read."""
     from outpace.models.checkpoint import Weights

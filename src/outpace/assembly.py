@@ -92,7 +92,7 @@ class Assembly:
         """
         target = load_model(self._target, self._dtype, self._device, progress)
         proposer: Drafter | None = None
-        if self._draft is not None:
+        if self._draft is not None and self._k:
             # The draft runs as the target does; two precisions would only cost acceptance.
             draft = load_model(self._draft, target.dtype, target.device, progress)
             proposer = ModelDrafter(draft, target.vocab_size, self._draft.name)

@@ -124,20 +124,20 @@ class Generator:
         all_params = _spread(params, seed, options, len(ids))
         if self.tokenizer is None and any(p.stop for p in all_params):
             raise OptionError("stop strings need a tokenizer: pass one, or use eos_token_ids")
-        running: list[Request] = []
+        requests: list[Request] = []
         try:
             for index, (prompt, p) in enumerate(zip(ids, all_params, strict=True)):
                 detokenizer = self.tokenizer.detokenizer(prompt) if self.tokenizer else None
-                running.append(
+                requests.append(
                     self.engine.submit(
                         prompt, p, eos=self.eos_token_ids, detokenizer=detokenizer, index=index
                     )
                 )
         except Exception:
-            for sequence in running:
-                self.engine.cancel(sequence)
+            for request in requests:
+                self.engine.cancel(request)
             raise
-        return Stream(self.engine, running, texts, many)
+        return Stream(self.engine, requests, texts, many)
 
 
 def encode(

@@ -61,16 +61,18 @@ class SamplingParams:
         _check_number("temperature", self.temperature, 0.0, math.inf, "0 is greedy decoding")
         _check_number("top_p", self.top_p, 0.0, 1.0, "1 switches it off", open_low=True)
         if self.top_k is not None:
-            _check_int("top_k", self.top_k, 1, "leave it out to keep every token")
+            check_whole_number("top_k", self.top_k, 1, "leave it out to keep every token")
         if self.seed is not None:
-            _check_int("seed", self.seed, 0, "leave it out for a fresh one", below=2**64)
-        _check_int("max_new_tokens", self.max_new_tokens, 1, "ask for at least one token")
+            check_whole_number("seed", self.seed, 0, "leave it out for a fresh one", below=2**64)
+        check_whole_number("max_new_tokens", self.max_new_tokens, 1, "ask for at least one token")
         object.__setattr__(self, "stop", _strings("stop", self.stop))
         if self.eos_token_ids is not None:
             many = isinstance(self.eos_token_ids, (tuple, list, set, frozenset))
             ids = [_whole(i) for i in (self.eos_token_ids if many else (self.eos_token_ids,))]
             for i in ids:
-                _check_int("eos_token_ids", i, 0, "give token ids of the target's vocabulary")
+                check_whole_number(
+                    "eos_token_ids", i, 0, "give token ids of the target's vocabulary"
+                )
             object.__setattr__(self, "eos_token_ids", tuple(ids))
         if self.on_context_full not in ("stop", "error"):
             raise OptionError(
@@ -115,7 +117,14 @@ def _check_number(
         raise OptionError(f"{name} must be a number {bound}, not {value!r} ({hint})")
 
 
-def _check_int(name: str, value: Any, low: int, hint: str, *, below: int | None = None) -> None:
+def check_whole_number(
+    name: str, value: Any, low: int, hint: str, *, below: int | None = None
+) -> int:
+    """The value as given.
+
+    Raises:
+        OptionError: not a whole number, or out of bounds.
+    """
     if (
         isinstance(value, bool)
         or not isinstance(value, int)
@@ -124,6 +133,7 @@ def _check_int(name: str, value: Any, low: int, hint: str, *, below: int | None 
     ):
         bound = f">= {low}" + (" and below 2**64" if below is not None else "")
         raise OptionError(f"{name} must be a whole number {bound}, not {value!r} ({hint})")
+    return value
 
 
 def _whole(value: Any) -> Any:

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..drafters.base import Drafter
 from ..errors import ContextLengthError, IncompatibleError, OptionError
-from ..types import SamplingParams
+from ..types import SamplingParams, check_whole_number
 from ..verifiers import Verifier
-
-
-def whole_number(name: str, value: Any, low: int, hint: str) -> int:
-    """The value as given.
-
-    Raises:
-        OptionError: not a whole number, or below `low`.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise OptionError(f"{name} must be a whole number >= {low}, not {value!r} ({hint})")
-    return value
 
 
 def check_k(k: int) -> int:
@@ -28,7 +16,7 @@ def check_k(k: int) -> int:
     Raises:
         OptionError: not a whole number >= 0.
     """
-    return whole_number("k", k, 0, "0 is plain decoding")
+    return check_whole_number("k", k, 0, "0 is plain decoding")
 
 
 def check_max_batch(max_batch: int) -> int:
@@ -37,7 +25,7 @@ def check_max_batch(max_batch: int) -> int:
     Raises:
         OptionError: not a whole number >= 1.
     """
-    return whole_number("max_batch", max_batch, 1, "requests that run at once")
+    return check_whole_number("max_batch", max_batch, 1, "requests that run at once")
 
 
 def check_max_len(max_len: int | None, context_length: int) -> int:
@@ -49,7 +37,7 @@ def check_max_len(max_len: int | None, context_length: int) -> int:
     """
     if max_len is None:
         return context_length
-    whole_number("max_len", max_len, 2, "positions per sequence")
+    check_whole_number("max_len", max_len, 2, "positions per sequence")
     if max_len > context_length:
         raise ContextLengthError(
             f"max_len={max_len} is more than the model's context of {context_length} positions"

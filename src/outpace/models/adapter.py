@@ -23,6 +23,7 @@ from ..trees import block_mask, block_offsets
 from ..types import Tree
 from .base import ForwardOutput, prefill
 from .cache import SlotCache, extent
+from .config import context_length
 from .masks import additive, visible, within
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
@@ -73,7 +74,7 @@ class TransformersAdapter:
         config = model.config.get_text_config(decoder=True)
         self._config = config
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
-        self.context_length = int(getattr(config, "max_position_embeddings", None) or 2048)
+        self.context_length = context_length(config)
         refuse_unfit(type(model), model.config)
         self._window = _windows(config)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters

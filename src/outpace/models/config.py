@@ -12,6 +12,12 @@ from .rope import inverse_frequencies
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 
 
+def context_length(config: Any) -> int:
+    """Positions a transformers configuration was made for; 2048 where it is silent."""
+    text = config.get_text_config(decoder=True)
+    return int(getattr(text, "max_position_embeddings", None) or 2048)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeanConfig:
     """The shape of a Llama-family decoder.

@@ -18,7 +18,7 @@ from ..errors import (
 )
 from .base import LanguageModel
 from .checkpoint import Weights, read_json
-from .config import LeanConfig
+from .config import LeanConfig, context_length
 from .lean import LeanDecoder, check_weights
 from .linear import prepacking_available
 from .tokenizer import Tokenizer
@@ -58,9 +58,8 @@ class Source:
 
     @property
     def context_length(self) -> int:
-        """Positions the model was made for (2048 where its configuration is silent)."""
-        text = self.config.get_text_config(decoder=True)
-        return int(getattr(text, "max_position_embeddings", None) or 2048)
+        """Positions the model was made for."""
+        return context_length(self.config)
 
 
 def locate(name: str | Path) -> Path:
