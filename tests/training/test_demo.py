@@ -10,6 +10,8 @@ import outpace
 from outpace.cli.main import run
 from outpace.training import corpus, demo
 from outpace.training.corpus import SourceFile, is_held_out, is_test, standard_library
+from outpace.training.loop import TrainConfig
+from outpace.training.teacher import TeachConfig
 
 
 @pytest.fixture
@@ -37,8 +39,15 @@ def tiny(monkeypatch):
         "outpace.training.export._MODELS", {"target": ("target", shape), "draft": ("distil", shape)}
     )
     small = {"batch_tokens": 256, "length": 64, "long_length": 128, "evaluate_every": 2}
-    stages = {n: replace(c, steps=3, warmup=1, **small) for n, c in demo.STAGES.items()}
+    stages = {
+        n: replace(c, steps=3, warmup=1, **small)
+        for n, c in demo.STAGES.items()
+        if isinstance(c, TrainConfig)
+    }
+    stages["teach"] = TeachConfig(copied=18, generated=5, length=64, prompt=16, top=8)
+    stages = {n: stages[n] for n in demo.STAGES}
     monkeypatch.setattr(demo, "STAGES", stages)
+    monkeypatch.setattr("outpace.training.export.STAGES", stages)
 
 
 def test_the_whole_recipe(tiny, tmp_path, capsys):
@@ -59,9 +68,13 @@ def test_the_whole_recipe(tiny, tmp_path, capsys):
     assert (out / "loss.png").stat().st_size > 1000
 
 
-def test_distilling_needs_both_models(tiny, tmp_path):
+def test_a_stage_needs_those_before_it(tiny, tmp_path):
     with pytest.raises(outpace.OptionError, match="run the stage 'draft' first"):
         demo.run_stage("distil", tmp_path)
+    with pytest.raises(outpace.OptionError, match="run the stage 'target' first"):
+        demo.run_stage("teach", tmp_path)
+    with pytest.raises(outpace.OptionError, match="stages that train"):
+        demo.run_stage("teach", tmp_path, steps=3)
 
 
 def test_a_fixed_share_of_files_is_held_out():

@@ -23,7 +23,7 @@ def _group() -> None:
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Work folder; resumed if it exists.")],
     stage: Annotated[
-        str, typer.Option("--stage", help="target, draft, distil, export, or all of them.")
+        str, typer.Option("--stage", help="target, draft, teach, distil, export, or all of them.")
     ] = "all",
     steps: Annotated[
         int | None, typer.Option("--steps", help="Steps of one stage instead of its default.")
@@ -89,9 +89,11 @@ class _Bar:
         return self
 
     def report(self, row: dict[str, float]) -> None:
-        note = f"loss {row['train_loss']:.3f}, {row['tokens_per_s']:.0f} tokens/s"
+        note = ""
+        if "train_loss" in row:
+            note = f"loss {row['train_loss']:.3f}, {row['tokens_per_s']:.0f} tokens/s"
         self._bar.update(self._task, completed=row["step"], note=note)
-        if not math.isnan(row["held_out_loss"]):
+        if not math.isnan(row.get("held_out_loss", math.nan)):
             self._bar.console.print(
                 f"{self._stage} step {row['step']:.0f}: held-out loss "
                 f"{row['held_out_loss']:.4f} nats per token"

@@ -2,13 +2,16 @@
 
 Stages, each resumable in the work folder: read the corpus, train the
 tokenizer, encode, train the target on next-token prediction, train the draft
-on the same, distil the draft from the target, write both checkpoints.
+on the same, let the target write and score what the draft is then distilled
+on, distil, write both checkpoints.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import platform
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,11 +22,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..assembly import load
 from ..errors import OptionError
 from . import attention, corpus
 from .bpe import END_OF_TEXT, train_tokenizer
-from .loop import TrainConfig, train
-from .objectives import Objective, forward_kl, next_token
+from .loop import TrainConfig, train, windows
+from .objectives import forward_kl, next_token
+from .teacher import TeachConfig, lessons_of, teach
 
 VOCAB_SIZE = 4096
 CONTEXT = 2048
@@ -43,11 +48,12 @@ DRAFT_SHAPE = {
     "intermediate_size": 768,
 }
 
-STAGES = {
+STAGES: dict[str, TrainConfig | TeachConfig] = {
     "target": TrainConfig(steps=3000, decay_fraction=2 / 3),
-    "draft": TrainConfig(steps=2000, muon_lr=6e-3, adamw_lr=5e-3, seed=1),
+    "draft": TrainConfig(steps=1000, muon_lr=6e-3, adamw_lr=5e-3, seed=1),
+    "teach": TeachConfig(),
     "distil": TrainConfig(
-        steps=800, muon_lr=2e-3, adamw_lr=1e-3, warmup=20, decay_fraction=0.6, seed=2
+        steps=1000, muon_lr=2e-3, adamw_lr=1e-3, warmup=20, decay_fraction=0.6, seed=2
     ),
 }
 
@@ -137,32 +143,85 @@ def run_stage(
     """
     if stage not in STAGES:
         raise OptionError(f"unknown stage {stage!r}: choose from {', '.join(STAGES)}")
-    data = prepare(folder / "corpus")
+    deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
+
+    def should_stop() -> bool:
+        return time.monotonic() > deadline
+
     config = STAGES[stage]
+    if isinstance(config, TeachConfig):
+        if steps is not None:
+            raise OptionError("--steps is for stages that train")
+        return _teach(folder, config, device, compile_step, report, should_stop)
+    data = prepare(folder / "corpus")
     if steps is not None:
         config = replace(config, steps=steps)
     model = new_model(TARGET_SHAPE if stage == "target" else DRAFT_SHAPE, config.seed)
-    objective: Objective = next_token
+    batches, objective = windows(data.train, config), next_token
     if stage == "distil":
         model.load_state_dict(trained_weights(folder, "draft"))
-        teacher = new_model(TARGET_SHAPE, 0)
-        teacher.load_state_dict(trained_weights(folder, "target"))
-        teacher.to(device).eval()
-        objective = forward_kl(teacher)
+        batches = lessons_of(folder / "teach", cast(TeachConfig, STAGES["teach"]), config)
+        objective = forward_kl()
     if compile_step:
         model.compile()
-    deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
     return train(
         model,
-        data.train,
+        batches,
         data.held_out,
         config,
         folder / stage,
         objective=objective,
         device=device,
         report=report,
-        should_stop=lambda: time.monotonic() > deadline,
+        should_stop=should_stop,
     )
+
+
+def _teach(
+    folder: Path,
+    config: TeachConfig,
+    device: str,
+    compile_step: bool,
+    report: Callable[[dict[str, float]], None],
+    should_stop: Callable[[], bool],
+) -> bool:
+    """The target as it ships writes; the target as it was trained scores."""
+    model = trained_model(folder, "target", TARGET_SHAPE)
+    shipped = save_checkpoint(model, folder / "corpus" / "tokenizer", folder / "pair" / "target")
+    if compile_step:
+        model.compile()
+    return teach(
+        load(str(shipped), device=device, max_batch=64, max_len=config.length + 1),
+        model.to(device),
+        prepare(folder / "corpus").train,
+        config,
+        folder / "teach",
+        report=report,
+        should_stop=should_stop,
+    )
+
+
+def trained_model(folder: Path, stage: str, shape: dict[str, int]) -> nn.Module:
+    """The model that a stage left.
+
+    Raises:
+        OptionError: the stage has not been run.
+    """
+    model = new_model(shape, 0)
+    model.load_state_dict(trained_weights(folder, stage))
+    return model
+
+
+def save_checkpoint(model: nn.Module, tokenizer: Path, place: Path) -> Path:
+    """Write `model` in bf16 with its tokenizer's files; it is left as it was."""
+    place.mkdir(parents=True, exist_ok=True)
+    for file in tokenizer.iterdir():
+        shutil.copy(file, place / file.name)
+    saved = cast(Any, copy.deepcopy(model).to(torch.bfloat16))
+    saved.config.dtype = torch.bfloat16
+    saved.generation_config.eos_token_id = 0
+    saved.save_pretrained(place)
+    return place
 
 
 def trained_weights(folder: Path, stage: str) -> dict[str, torch.Tensor]:

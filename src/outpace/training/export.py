@@ -5,15 +5,23 @@ from __future__ import annotations
 import csv
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from .corpus import HELD_OUT_MODULUS
-from .demo import DRAFT_SHAPE, TARGET_SHAPE, VOCAB_SIZE, new_model, prepare, trained_weights
+from .demo import (
+    DRAFT_SHAPE,
+    STAGES,
+    TARGET_SHAPE,
+    VOCAB_SIZE,
+    prepare,
+    save_checkpoint,
+    trained_model,
+)
 from .loop import held_out_loss
+from .teacher import TeachConfig
 
 _MODELS = {"target": ("target", TARGET_SHAPE), "draft": ("distil", DRAFT_SHAPE)}
 
@@ -28,19 +36,13 @@ def export_pair(folder: Path) -> Path:
     out = folder / "pair"
     facts: dict[str, Any] = {}
     for name, (stage, shape) in _MODELS.items():
-        model = new_model(shape, 0)
-        model.load_state_dict(trained_weights(folder, stage))
-        place = out / name
-        place.mkdir(parents=True, exist_ok=True)
-        for file in (folder / "corpus" / "tokenizer").iterdir():
-            shutil.copy(file, place / file.name)
-        saved = cast(Any, model.to(torch.bfloat16))
-        saved.config.dtype = torch.bfloat16
-        saved.generation_config.eos_token_id = 0
-        saved.save_pretrained(place)
+        model = trained_model(folder, stage, shape)
+        save_checkpoint(model, folder / "corpus" / "tokenizer", out / name)
         facts[name] = {
             "parameters": sum(p.numel() for p in model.parameters()),
-            "held_out_loss": held_out_loss(model.float(), data.held_out, 512, rows=256),
+            "held_out_loss": held_out_loss(
+                model.to(torch.bfloat16).float(), data.held_out, 512, rows=256
+            ),
             "stages": _stages(folder, ("target",) if name == "target" else ("draft", "distil")),
         }
     plot_losses(folder, out / "loss.png")
@@ -100,6 +102,7 @@ def _characters_per_token(folder: Path, ids: Any) -> float:
 
 
 def _card(facts: dict[str, Any], data: Any, characters: float) -> str:
+    teaching = cast(TeachConfig, STAGES["teach"])
     lines = [
         "# The shipped pair",
         "",
@@ -125,7 +128,11 @@ def _card(facts: dict[str, Any], data: Any, characters: float) -> str:
         "## Training",
         "",
         "`outpace train demo --out FOLDER` makes the pair again. The draft is trained on the data",
-        "first, then distilled from the target (forward KL plus a tenth of cross entropy).",
+        "first, then distilled from the target (forward KL plus a tenth of cross entropy) on",
+        f"{teaching.copied} rows of {teaching.length} tokens of the same data and "
+        f"{teaching.generated} rows that the target",
+        f"itself continued from {teaching.prompt} tokens, "
+        f"at temperatures {', '.join(f'{t:g}' for t in teaching.temperatures)} in turn.",
         "",
         "| stage | steps | tokens | hours |",
         "| --- | --- | --- | --- |",

@@ -13,8 +13,9 @@ from __future__ import annotations
 import csv
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -68,37 +69,44 @@ class TrainConfig:
         return self.long_length if long else self.length
 
 
-def batch_at(tokens: np.ndarray, config: TrainConfig, step: int) -> Tensor:
-    """The rows `[B, length + 1]` of one step.
+Batches = Callable[[int], tuple[Tensor, ...]]
+"""The tensors of one step, rows first: what the objective takes behind the model.
+A function of the step's number alone, so that a resumed run sees the same."""
 
-    The stream is cut into windows at an offset that changes every epoch, and
-    the windows are visited in a fresh order each epoch.
+
+def windows(tokens: np.ndarray, config: TrainConfig) -> Batches:
+    """Windows `[B, length + 1]` of a stream of token ids, 1-D.
+
+    The stream is cut at an offset that changes every epoch, and the windows
+    are visited in a fresh order each epoch.
     """
-    length = config.row_length(step)
-    rows = config.batch_tokens // length
-    windows = (len(tokens) - 1) // length - 1
-    if windows < rows:
-        raise OptionError(f"the corpus has {len(tokens)} tokens, too few for one batch")
-    picked = []
-    for index in range(step * rows, (step + 1) * rows):
-        epoch, within = divmod(index, windows)
-        generator = np.random.default_rng((config.seed, length, epoch))
-        offset = int(generator.integers(length))
-        order = _order(config.seed, length, epoch, windows)
-        start = offset + int(order[within]) * length
-        picked.append(tokens[start : start + length + 1])
-    return torch.from_numpy(np.stack(picked).astype(np.int64))
+
+    def batch(step: int) -> tuple[Tensor, ...]:
+        length = config.row_length(step)
+        rows = config.batch_tokens // length
+        count = (len(tokens) - 1) // length - 1
+        if count < rows:
+            raise OptionError(f"the corpus has {len(tokens)} tokens, too few for one batch")
+        picked = []
+        for epoch, index in visits((config.seed, length), count, step * rows, rows):
+            offset = np.random.default_rng((config.seed, length, epoch)).integers(length)
+            start = int(offset) + index * length
+            picked.append(tokens[start : start + length + 1])
+        return (torch.from_numpy(np.stack(picked).astype(np.int64)),)
+
+    return batch
 
 
-_orders: dict[tuple[int, int, int, int], np.ndarray] = {}
+def visits(key: tuple[int, ...], count: int, first: int, number: int) -> Iterator[tuple[int, int]]:
+    """(epoch, item) of `number` visits from the `first`: all items once an epoch, in new order."""
+    for visit in range(first, first + number):
+        epoch, within = divmod(visit, count)
+        yield epoch, int(_order((*key, epoch, 1), count)[within])
 
 
-def _order(seed: int, length: int, epoch: int, windows: int) -> np.ndarray:
-    key = (seed, length, epoch, windows)
-    if key not in _orders:
-        _orders.clear()
-        _orders[key] = np.random.default_rng((seed, length, epoch, 1)).permutation(windows)
-    return _orders[key]
+@lru_cache(maxsize=2)
+def _order(key: tuple[int, ...], count: int) -> np.ndarray:
+    return np.random.default_rng(key).permutation(count)
 
 
 def optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
@@ -137,7 +145,7 @@ def held_out_loss(
 
 def train(
     model: nn.Module,
-    tokens: np.ndarray,
+    batches: Batches,
     held_out: np.ndarray,
     config: TrainConfig,
     folder: Path,
@@ -150,7 +158,8 @@ def train(
     """Train `model` in place; resume from `folder` when it holds a checkpoint.
 
     Args:
-        tokens, held_out: streams of token ids, 1-D.
+        batches: the data of a step, for example `windows` of a stream.
+        held_out: stream of token ids, 1-D, on which next-token loss is measured.
         folder: receives `checkpoint.pt` (atomically replaced) and `log.csv`.
         report: called after each step with the row of the log.
         should_stop: asked after each step; True saves and returns early.
@@ -171,7 +180,7 @@ def train(
         for optim, lr in zip(optims, (config.muon_lr, config.adamw_lr), strict=True):
             for group in optim.param_groups:
                 group["lr"] = lr * factor
-        batch = batch_at(tokens, config, step).to(device)
+        batch = tuple(tensor.to(device) for tensor in batches(step))
         loss = _backward(model, batch, objective, device)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optim in optims:
@@ -202,14 +211,14 @@ def train(
 
 
 def _backward(
-    model: nn.Module, batch: Tensor, objective: Objective, device: str, rows: int = 16
+    model: nn.Module, batch: tuple[Tensor, ...], objective: Objective, device: str, rows: int = 16
 ) -> float:
     """Accumulate gradients over micro-batches of `rows` rows; return the mean loss."""
     total = 0.0
-    for part in torch.split(batch, rows):
+    for part in zip(*(torch.split(tensor, rows) for tensor in batch), strict=True):
         with torch.autocast(device, dtype=torch.bfloat16):
-            loss = objective(model, part)
-        share = len(part) / len(batch)
+            loss = objective(model, *part)
+        share = len(part[0]) / len(batch[0])
         (loss * share).backward()  # type: ignore[no-untyped-call]
         total += loss.item() * share
     return total

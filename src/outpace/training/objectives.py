@@ -1,4 +1,4 @@
-"""Objectives: functions of (model, tokens) that return a scalar loss in nats per token."""
+"""Objectives: functions of (model, *batch) that return a scalar loss in nats per token."""
 
 from __future__ import annotations
 
@@ -9,35 +9,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Objective = Callable[[nn.Module, Tensor], Tensor]
+Objective = Callable[..., Tensor]
 
 
-def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Next-token logits `[B, T-1, V]` in fp32 for tokens `[B, T]`."""
-    output: Any = model(input_ids=tokens[:, :-1], use_cache=False)
+def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Next-token logits `[B, T, V]` in fp32 at tokens `[B, T]`."""
+    output: Any = model(input_ids=tokens, use_cache=False)
     logits: Tensor = output.logits
     return logits.float()
 
 
 def next_token(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Mean cross entropy of the next token, tokens `[B, T]`."""
-    return F.cross_entropy(_logits(model, tokens).flatten(0, 1), tokens[:, 1:].flatten())
+    """Mean cross entropy of the next token, tokens `[B, T + 1]`."""
+    logits = logits_of(model, tokens[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def forward_kl(teacher: nn.Module, data_weight: float = 0.1) -> Objective:
-    """Distillation: KL(p ‖ q) per position, plus a share of the data's own cross entropy.
+def forward_kl(data_weight: float = 0.1) -> Objective:
+    """Distillation: KL(p ‖ q) per position, plus a share of the text's own cross entropy.
 
-    p is the teacher's (the target's) distribution at temperature 1, q the
-    student's. DistillSpec (Zhou et al., ICLR 2024) compares divergences; the
-    forward KL is its most robust choice for sampling at temperature near 1.
+    The objective takes tokens `[B, T + 1]` and, of the target's law p at
+    temperature 1, the most probable tokens `[B, T, N]` with their log
+    probabilities; what is left of p and q is compared as one further outcome,
+    so the value is a lower bound of the divergence and equal to it at N = V.
+    DistillSpec (Zhou et al., ICLR 2024) compares divergences; the forward KL
+    is its most robust choice for sampling at temperature near 1.
     """
 
-    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
-        with torch.no_grad():
-            p = torch.softmax(_logits(teacher, tokens), dim=-1)  # [B, T-1, V]
-        log_q = torch.log_softmax(_logits(model, tokens), dim=-1)
-        kl = (torch.xlogy(p, p) - p * log_q).sum(-1).mean()
+    def loss(model: nn.Module, tokens: Tensor, top: Tensor, log_p: Tensor) -> Tensor:
+        log_q = torch.log_softmax(logits_of(model, tokens[:, :-1]), dim=-1)
+        log_p = _with_the_rest(log_p.float())
+        kl = (log_p.exp() * (log_p - _with_the_rest(log_q.gather(-1, top)))).sum(-1).mean()
         data = F.nll_loss(log_q.flatten(0, 1), tokens[:, 1:].flatten())
         return kl + data_weight * data
 
     return loss
+
+
+def _with_the_rest(log_p: Tensor) -> Tensor:
+    """Log probabilities `[..., N]` with that of all other tokens behind, `[..., N + 1]`."""
+    rest = (1 - log_p.exp().sum(-1, keepdim=True)).clamp_min(1e-6)
+    return torch.cat([log_p, rest.log()], dim=-1)
