@@ -41,19 +41,19 @@ TARGET_SHAPE = {
     "intermediate_size": 1024,
 }
 DRAFT_SHAPE = {
-    "hidden_size": 256,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 768,
+    "hidden_size": 192,
+    "num_hidden_layers": 2,  # one layer cannot copy what it saw: no induction head
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "intermediate_size": 640,
 }
 
 STAGES: dict[str, TrainConfig | TeachConfig] = {
-    "target": TrainConfig(steps=3000, decay_fraction=2 / 3),
-    "draft": TrainConfig(steps=1000, muon_lr=6e-3, adamw_lr=5e-3, seed=1),
+    "target": TrainConfig(steps=2650, decay_fraction=33 / 53),
+    "draft": TrainConfig(steps=2000, muon_lr=6e-3, adamw_lr=5e-3, seed=1),
     "teach": TeachConfig(),
     "distil": TrainConfig(
-        steps=1000, muon_lr=2e-3, adamw_lr=1e-3, warmup=20, decay_fraction=0.6, seed=2
+        steps=4000, muon_lr=4e-3, adamw_lr=3e-3, warmup=20, decay_fraction=0.8, seed=2
     ),
 }
 

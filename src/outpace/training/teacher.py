@@ -36,8 +36,8 @@ class TeachConfig:
     `top` is the number of most probable tokens kept of each law.
     """
 
-    copied: int = 4096
-    generated: int = 2560
+    copied: int = 3072
+    generated: int = 6144
     length: int = 512
     prompt: int = 128
     temperatures: tuple[float, ...] = (0.0, 0.8)
