@@ -33,11 +33,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(corpus, "standard_library", lambda root=None, held_out=None: iter(files))
     monkeypatch.setattr(demo, "TARGET_SHAPE", shape)
     monkeypatch.setattr(demo, "DRAFT_SHAPE", shape)
-    monkeypatch.setattr("outpace.training.export.TARGET_SHAPE", shape)
-    monkeypatch.setattr("outpace.training.export.DRAFT_SHAPE", shape)
-    monkeypatch.setattr(
-        "outpace.training.export._MODELS", {"target": ("target", shape), "draft": ("distil", shape)}
-    )
+    monkeypatch.setattr("outpace.training.export._SHAPES", {"target": shape, "draft": shape})
     small = {"batch_tokens": 256, "length": 64, "long_length": 128, "evaluate_every": 2}
     stages = {
         n: replace(c, steps=3, warmup=1, **small)
@@ -69,8 +65,8 @@ def test_the_whole_recipe(tiny, tmp_path, capsys):
 
 
 def test_a_stage_needs_those_before_it(tiny, tmp_path):
-    with pytest.raises(outpace.OptionError, match="run the stage 'draft' first"):
-        demo.run_stage("distil", tmp_path)
+    with pytest.raises(outpace.OptionError, match="run the stage 'teach' first"):
+        demo.run_stage("draft", tmp_path)
     with pytest.raises(outpace.OptionError, match="run the stage 'target' first"):
         demo.run_stage("teach", tmp_path)
     with pytest.raises(outpace.OptionError, match="stages that train"):

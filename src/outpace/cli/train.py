@@ -23,7 +23,7 @@ def _group() -> None:
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Work folder; resumed if it exists.")],
     stage: Annotated[
-        str, typer.Option("--stage", help="target, draft, teach, distil, export, or all of them.")
+        str, typer.Option("--stage", help="target, teach, draft, export, or all of them.")
     ] = "all",
     steps: Annotated[
         int | None, typer.Option("--steps", help="Steps of one stage instead of its default.")

@@ -1,9 +1,8 @@
 """The shipped pair: how its target and its draft are made, from nothing.
 
 Stages, each resumable in the work folder: read the corpus, train the
-tokenizer, encode, train the target on next-token prediction, train the draft
-on the same, let the target write and score what the draft is then distilled
-on, distil, write both checkpoints.
+tokenizer, encode, train the target on next-token prediction, let it write and
+score what the draft learns from, distil the draft, write both checkpoints.
 """
 
 from __future__ import annotations
@@ -50,10 +49,9 @@ DRAFT_SHAPE = {
 
 STAGES: dict[str, TrainConfig | TeachConfig] = {
     "target": TrainConfig(steps=2650, decay_fraction=33 / 53),
-    "draft": TrainConfig(steps=2000, muon_lr=6e-3, adamw_lr=5e-3, seed=1),
     "teach": TeachConfig(),
-    "distil": TrainConfig(
-        steps=4000, muon_lr=4e-3, adamw_lr=3e-3, warmup=20, decay_fraction=0.8, seed=2
+    "draft": TrainConfig(
+        steps=5000, muon_lr=6e-3, adamw_lr=5e-3, length=512, decay_fraction=0.8, seed=1
     ),
 }
 
@@ -158,8 +156,7 @@ def run_stage(
         config = replace(config, steps=steps)
     model = new_model(TARGET_SHAPE if stage == "target" else DRAFT_SHAPE, config.seed)
     batches, objective = windows(data.train, config), next_token
-    if stage == "distil":
-        model.load_state_dict(trained_weights(folder, "draft"))
+    if stage == "draft":
         batches = lessons_of(folder / "teach", cast(TeachConfig, STAGES["teach"]), config)
         objective = forward_kl()
     if compile_step:
@@ -202,13 +199,16 @@ def _teach(
 
 
 def trained_model(folder: Path, stage: str, shape: dict[str, int]) -> nn.Module:
-    """The model that a stage left.
+    """The model that a stage left in its last checkpoint.
 
     Raises:
         OptionError: the stage has not been run.
     """
+    path = folder / stage / "checkpoint.pt"
+    if not path.exists():
+        raise OptionError(f"{path} is missing: run the stage {stage!r} first")
     model = new_model(shape, 0)
-    model.load_state_dict(trained_weights(folder, stage))
+    model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["model"])
     return model
 
 
@@ -222,17 +222,3 @@ def save_checkpoint(model: nn.Module, tokenizer: Path, place: Path) -> Path:
     saved.generation_config.eos_token_id = 0
     saved.save_pretrained(place)
     return place
-
-
-def trained_weights(folder: Path, stage: str) -> dict[str, torch.Tensor]:
-    """The weights of a stage's last checkpoint.
-
-    Raises:
-        OptionError: the stage has not been run.
-    """
-    path = folder / stage / "checkpoint.pt"
-    if not path.exists():
-        raise OptionError(f"{path} is missing: run the stage {stage!r} first")
-    return cast(
-        dict[str, torch.Tensor], torch.load(path, map_location="cpu", weights_only=True)["model"]
-    )

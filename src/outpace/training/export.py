@@ -23,7 +23,7 @@ from .demo import (
 from .loop import held_out_loss
 from .teacher import TeachConfig
 
-_MODELS = {"target": ("target", TARGET_SHAPE), "draft": ("distil", DRAFT_SHAPE)}
+_SHAPES = {"target": TARGET_SHAPE, "draft": DRAFT_SHAPE}
 
 
 def export_pair(folder: Path) -> Path:
@@ -35,15 +35,15 @@ def export_pair(folder: Path) -> Path:
     data = prepare(folder / "corpus")
     out = folder / "pair"
     facts: dict[str, Any] = {}
-    for name, (stage, shape) in _MODELS.items():
-        model = trained_model(folder, stage, shape)
+    for name, shape in _SHAPES.items():
+        model = trained_model(folder, name, shape)
         save_checkpoint(model, folder / "corpus" / "tokenizer", out / name)
         facts[name] = {
             "parameters": sum(p.numel() for p in model.parameters()),
             "held_out_loss": held_out_loss(
                 model.to(torch.bfloat16).float(), data.held_out, 512, rows=256
             ),
-            "stages": _stages(folder, ("target",) if name == "target" else ("draft", "distil")),
+            **_effort(folder / name / "log.csv"),
         }
     plot_losses(folder, out / "loss.png")
     characters = _characters_per_token(folder, data.held_out)
@@ -57,36 +57,33 @@ def _read_log(path: Path) -> list[dict[str, float]]:
         return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(handle)]
 
 
-def _stages(folder: Path, names: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    out = {}
-    for name in names:
-        rows = _read_log(folder / name / "log.csv")
-        seconds = sum(
-            (b["tokens"] - a["tokens"]) / b["tokens_per_s"]
-            for a, b in zip([{"tokens": 0.0}, *rows], rows, strict=False)
-            if b["tokens"] > a["tokens"]
-        )
-        out[name] = {"steps": rows[-1]["step"], "tokens": rows[-1]["tokens"], "seconds": seconds}
-    return out
+def _effort(log: Path) -> dict[str, float]:
+    rows = _read_log(log)
+    seconds = sum(
+        (b["tokens"] - a["tokens"]) / b["tokens_per_s"]
+        for a, b in zip([{"tokens": 0.0}, *rows], rows, strict=False)
+        if b["tokens"] > a["tokens"]
+    )
+    return {"steps": rows[-1]["step"], "tokens": rows[-1]["tokens"], "seconds": seconds}
 
 
 def plot_losses(folder: Path, path: Path) -> None:
-    """Training and held-out loss of every stage over tokens seen."""
+    """Training and held-out loss of both models over tokens seen."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    names = [n for n in ("target", "draft", "distil") if (folder / n / "log.csv").exists()]
-    figure, axes = plt.subplots(1, len(names), figsize=(4.5 * len(names), 3.4), squeeze=False)
-    for axis, name in zip(axes[0], names, strict=True):
+    objectives = {"target": "next-token loss", "draft": "distillation objective"}
+    figure, axes = plt.subplots(1, len(objectives), figsize=(9, 3.4))
+    for axis, (name, objective) in zip(axes, objectives.items(), strict=True):
         rows = _read_log(folder / name / "log.csv")
         axis.plot([r["tokens"] / 1e6 for r in rows], [r["train_loss"] for r in rows], lw=0.6)
         held = [r for r in rows if not math.isnan(r["held_out_loss"])]
         axis.plot([r["tokens"] / 1e6 for r in held], [r["held_out_loss"] for r in held], lw=1.6)
         axis.set(title=name, xlabel="tokens (millions)", ylabel="nats per token")
-        axis.set_ylim(0, 6 if name != "distil" else None)
-        axis.legend(["objective", "held-out cross entropy"], frameon=False, fontsize=8)
+        axis.set_ylim(0, 6)
+        axis.legend([objective, "held-out next-token loss"], frameon=False, fontsize=8)
         axis.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
@@ -127,22 +124,21 @@ def _card(facts: dict[str, Any], data: Any, characters: float) -> str:
         "",
         "## Training",
         "",
-        "`outpace train demo --out FOLDER` makes the pair again. The draft is trained on the data",
-        "first, then distilled from the target (forward KL plus a tenth of cross entropy) on",
+        "`outpace train demo --out FOLDER` makes the pair again. The draft is distilled from the",
+        "target (forward KL plus a tenth of cross entropy) on",
         f"{teaching.copied} rows of {teaching.length} tokens of the same data and "
         f"{teaching.generated} rows that the target",
         f"itself continued from {teaching.prompt} tokens, "
         f"at temperatures {', '.join(f'{t:g}' for t in teaching.temperatures)} in turn.",
         "",
-        "| stage | steps | tokens | hours |",
+        "| | steps | tokens | hours |",
         "| --- | --- | --- | --- |",
     ]
-    for fact in facts.values():
-        for stage, row in fact["stages"].items():
-            lines.append(
-                f"| {stage} | {row['steps']:.0f} | {row['tokens'] / 1e6:.1f}M "
-                f"| {row['seconds'] / 3600:.1f} |"
-            )
+    for name, fact in facts.items():
+        lines.append(
+            f"| {name} | {fact['steps']:.0f} | {fact['tokens'] / 1e6:.1f}M "
+            f"| {fact['seconds'] / 3600:.1f} |"
+        )
     lines += [
         "",
         "![loss](loss.png)",

@@ -36,7 +36,7 @@ class TeachConfig:
     `top` is the number of most probable tokens kept of each law.
     """
 
-    copied: int = 3072
+    copied: int = 9728
     generated: int = 6144
     length: int = 512
     prompt: int = 128
