@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -42,10 +43,14 @@ def weights(model) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+def learn(model, folder, config: TrainConfig = CONFIG, **options) -> bool:
+    """Train on the cycle, which is also what is held out."""
+    return train(model, windows(STREAM, config), STREAM, config, folder, **options)
+
+
 def test_it_learns_a_cycle(tmp_path):
-    model = small_model()
     rows: list[dict[str, float]] = []
-    assert train(model, windows(STREAM, CONFIG), STREAM, CONFIG, tmp_path, report=rows.append)
+    assert learn(small_model(), tmp_path, report=rows.append)
     assert rows[-1]["train_loss"] < 0.5 * rows[0]["train_loss"]
     assert rows[-1]["held_out_loss"] < 0.6 * np.log(24)
     with (tmp_path / "log.csv").open() as handle:
@@ -55,53 +60,24 @@ def test_it_learns_a_cycle(tmp_path):
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     whole, parts = small_model(), small_model()
-    train(whole, windows(STREAM, CONFIG), STREAM, CONFIG, tmp_path / "whole")
+    learn(whole, tmp_path / "whole")
     stops = iter([False, False, True])
-    assert not train(
-        parts,
-        windows(STREAM, CONFIG),
-        STREAM,
-        CONFIG,
-        tmp_path / "parts",
-        should_stop=lambda: next(stops),
-    )
+    assert not learn(parts, tmp_path / "parts", should_stop=lambda: next(stops))
     fresh = small_model(seed=9)  # resuming brings its own weights
-    assert train(fresh, windows(STREAM, CONFIG), STREAM, CONFIG, tmp_path / "parts")
+    assert learn(fresh, tmp_path / "parts")
     assert torch.equal(weights(whole), weights(fresh))
 
 
 def test_another_configuration_is_refused(tmp_path):
-    from dataclasses import replace
-
-    train(
-        small_model(),
-        windows(STREAM, replace(CONFIG, steps=2)),
-        STREAM,
-        replace(CONFIG, steps=2),
-        tmp_path,
-    )
+    learn(small_model(), tmp_path, replace(CONFIG, steps=2))
     with pytest.raises(outpace.CheckpointError, match="another seed"):
-        train(
-            small_model(),
-            windows(STREAM, replace(CONFIG, seed=5)),
-            STREAM,
-            replace(CONFIG, seed=5),
-            tmp_path,
-        )
+        learn(small_model(), tmp_path, replace(CONFIG, seed=5))
 
 
 def test_a_run_that_decays_keeps_its_length(tmp_path):
-    from dataclasses import replace
-
-    train(small_model(), windows(STREAM, CONFIG), STREAM, CONFIG, tmp_path)
+    learn(small_model(), tmp_path)
     with pytest.raises(outpace.CheckpointError, match="has begun to decay"):
-        train(
-            small_model(),
-            windows(STREAM, replace(CONFIG, steps=40)),
-            STREAM,
-            replace(CONFIG, steps=40),
-            tmp_path,
-        )
+        learn(small_model(), tmp_path, replace(CONFIG, steps=40))
 
 
 def test_learning_rate_warms_up_stays_and_decays():
@@ -133,8 +109,8 @@ def test_forward_kl_against_the_definition():
     kl = (p.exp() * (p - q)).sum(-1).mean()
     log_p, top = p.topk(24, dim=-1)
     loss = forward_kl(data_weight=0.25)(student, tokens, top, log_p)
-    assert loss.item() == pytest.approx((kl + 0.25 * next_token(student, tokens)).item(), rel=1e-3)
-    assert forward_kl(0.0)(teacher, tokens, top, log_p).item() == pytest.approx(0, abs=1e-5)
+    assert loss.item() == pytest.approx((kl + 0.25 * next_token(student, tokens)).item(), rel=1e-4)
+    assert forward_kl(0.0)(teacher, tokens, top, log_p).item() == pytest.approx(0, abs=1e-6)
     few = forward_kl(0.0)(student, tokens, top[..., :6], log_p[..., :6])
     assert 0.5 * kl < few < kl  # the rest is one outcome
 

@@ -155,8 +155,9 @@ def run_stage(
     if steps is not None:
         config = replace(config, steps=steps)
     model = new_model(TARGET_SHAPE if stage == "target" else DRAFT_SHAPE, config.seed)
-    batches, objective = windows(data.train, config), next_token
-    if stage == "draft":
+    if stage == "target":
+        batches, objective = windows(data.train, config), next_token
+    else:
         batches = lessons_of(folder / "teach", cast(TeachConfig, STAGES["teach"]), config)
         objective = forward_kl()
     if compile_step:
