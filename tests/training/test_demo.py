@@ -31,9 +31,8 @@ def tiny(monkeypatch):
         "intermediate_size": 48,
     }
     monkeypatch.setattr(corpus, "standard_library", lambda root=None, held_out=None: iter(files))
-    monkeypatch.setattr(demo, "TARGET_SHAPE", shape)
-    monkeypatch.setattr(demo, "DRAFT_SHAPE", shape)
-    monkeypatch.setattr("outpace.training.export._SHAPES", {"target": shape, "draft": shape})
+    for name in demo.SHAPES:
+        monkeypatch.setitem(demo.SHAPES, name, shape)
     small = {"batch_tokens": 256, "length": 64, "long_length": 128, "evaluate_every": 2}
     stages = {
         n: replace(c, steps=3, warmup=1, **small)

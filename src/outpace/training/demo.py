@@ -32,19 +32,21 @@ from .teacher import TeachConfig, lessons_of, teach
 VOCAB_SIZE = 4096
 CONTEXT = 2048
 
-TARGET_SHAPE = {
-    "hidden_size": 384,
-    "num_hidden_layers": 10,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "intermediate_size": 1024,
-}
-DRAFT_SHAPE = {
-    "hidden_size": 192,
-    "num_hidden_layers": 2,  # one layer cannot copy what it saw: no induction head
-    "num_attention_heads": 3,
-    "num_key_value_heads": 1,
-    "intermediate_size": 640,
+SHAPES = {
+    "target": {
+        "hidden_size": 384,
+        "num_hidden_layers": 10,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "intermediate_size": 1024,
+    },
+    "draft": {
+        "hidden_size": 192,
+        "num_hidden_layers": 2,  # one layer cannot copy what it saw: no induction head
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "intermediate_size": 640,
+    },
 }
 
 STAGES: dict[str, TrainConfig | TeachConfig] = {
@@ -154,7 +156,7 @@ def run_stage(
     data = prepare(folder / "corpus")
     if steps is not None:
         config = replace(config, steps=steps)
-    model = new_model(TARGET_SHAPE if stage == "target" else DRAFT_SHAPE, config.seed)
+    model = new_model(SHAPES[stage], config.seed)
     if stage == "target":
         batches, objective = windows(data.train, config), next_token
     else:
@@ -184,7 +186,7 @@ def _teach(
     should_stop: Callable[[], bool],
 ) -> bool:
     """The target as it ships writes; the target as it was trained scores."""
-    model = trained_model(folder, "target", TARGET_SHAPE)
+    model = trained_model(folder, "target")
     shipped = save_checkpoint(model, folder / "corpus" / "tokenizer", folder / "pair" / "target")
     if compile_step:
         model.compile()
@@ -199,7 +201,7 @@ def _teach(
     )
 
 
-def trained_model(folder: Path, stage: str, shape: dict[str, int]) -> nn.Module:
+def trained_model(folder: Path, stage: str) -> nn.Module:
     """The model that a stage left in its last checkpoint.
 
     Raises:
@@ -208,7 +210,7 @@ def trained_model(folder: Path, stage: str, shape: dict[str, int]) -> nn.Module:
     path = folder / stage / "checkpoint.pt"
     if not path.exists():
         raise OptionError(f"{path} is missing: run the stage {stage!r} first")
-    model = new_model(shape, 0)
+    model = new_model(SHAPES[stage], 0)
     model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["model"])
     return model
 

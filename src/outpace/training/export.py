@@ -12,9 +12,8 @@ import torch
 
 from .corpus import HELD_OUT_MODULUS
 from .demo import (
-    DRAFT_SHAPE,
+    SHAPES,
     STAGES,
-    TARGET_SHAPE,
     VOCAB_SIZE,
     prepare,
     save_checkpoint,
@@ -22,8 +21,6 @@ from .demo import (
 )
 from .loop import held_out_loss
 from .teacher import TeachConfig
-
-_SHAPES = {"target": TARGET_SHAPE, "draft": DRAFT_SHAPE}
 
 
 def export_pair(folder: Path) -> Path:
@@ -35,8 +32,8 @@ def export_pair(folder: Path) -> Path:
     data = prepare(folder / "corpus")
     out = folder / "pair"
     facts: dict[str, Any] = {}
-    for name, shape in _SHAPES.items():
-        model = trained_model(folder, name, shape)
+    for name in SHAPES:
+        model = trained_model(folder, name)
         save_checkpoint(model, folder / "corpus" / "tokenizer", out / name)
         facts[name] = {
             "parameters": sum(p.numel() for p in model.parameters()),
@@ -120,7 +117,7 @@ def _card(facts: dict[str, Any], data: Any, characters: float) -> str:
         "",
         f"Shape: Qwen3 (QK-norm, tied embeddings), byte-level BPE of {VOCAB_SIZE} tokens "
         f"({characters:.2f} characters per token on held-out text), bf16.",
-        f"Target: {TARGET_SHAPE}. Draft: {DRAFT_SHAPE}.",
+        f"Target: {SHAPES['target']}. Draft: {SHAPES['draft']}.",
         "",
         "## Training",
         "",
