@@ -7,7 +7,7 @@ from pathlib import Path
 from outpace.bench.ballast import add_ballast
 from outpace.models.loading import locate
 
-MLP = {"target": 9216, "draft": 7168}
+MLP = {"target": 7680, "draft": 7168}
 """Units per MLP of the ballasted pair: about 110M and 9M parameters."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 import outpace
 from outpace.cli.main import run
@@ -25,14 +26,14 @@ def tiny(monkeypatch):
             break
     shape = {
         "hidden_size": 32,
-        "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "intermediate_size": 48,
     }
     monkeypatch.setattr(corpus, "standard_library", lambda root=None, held_out=None: iter(files))
     for name in demo.SHAPES:
-        monkeypatch.setitem(demo.SHAPES, name, shape)
+        depth = 2 if name == "target" else 1
+        monkeypatch.setitem(demo.SHAPES, name, {**shape, "num_hidden_layers": depth})
     small = {"batch_tokens": 256, "length": 64, "long_length": 128, "evaluate_every": 2}
     stages = {
         n: replace(c, steps=3, warmup=1, **small)
@@ -46,7 +47,7 @@ def tiny(monkeypatch):
 
 
 def test_the_whole_recipe(tiny, tmp_path, capsys):
-    first = ["train", "demo", "--out", str(tmp_path), "--stage", "target", "--minutes", "1e-9"]
+    first = ["train", "demo", "--out", str(tmp_path), "--stage", "shallow", "--minutes", "1e-9"]
     assert run(first) == 0
     assert "not finished" in capsys.readouterr().err
     assert run(["train", "demo", "--out", str(tmp_path)]) == 0
@@ -61,9 +62,26 @@ def test_the_whole_recipe(tiny, tmp_path, capsys):
     assert "PSF" in card
     assert all(p in card for p in demo.prepare(tmp_path / "corpus").held_out_paths)
     assert (out / "loss.png").stat().st_size > 1000
+    (out / "target" / "tokenizer.json").write_text("{}")
+    with pytest.raises(outpace.CheckpointError, match="different tokenizers"):
+        demo.published(tmp_path, "target")
+
+
+def test_a_stack_repeats_the_shallow_models_layers():
+    shape = {**demo.SHAPES["draft"], "num_hidden_layers": 2}
+    shallow = demo.new_model(shape, seed=1)
+    deep = demo.new_model({**shape, "num_hidden_layers": 4}, seed=2)
+    demo.stack(shallow.state_dict(), deep)
+    for i, layer in enumerate(deep.model.layers):
+        for name, weight in layer.named_parameters():
+            below = shallow.model.layers[i % 2].get_parameter(name)
+            assert torch.equal(weight, below)
+    assert torch.equal(deep.model.embed_tokens.weight, shallow.model.embed_tokens.weight)
 
 
 def test_a_stage_needs_those_before_it(tiny, tmp_path):
+    with pytest.raises(outpace.OptionError, match="run the stage 'shallow' first"):
+        demo.run_stage("target", tmp_path)
     with pytest.raises(outpace.OptionError, match="run the stage 'teach' first"):
         demo.run_stage("draft", tmp_path)
     with pytest.raises(outpace.OptionError, match="run the stage 'target' first"):

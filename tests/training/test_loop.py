@@ -12,7 +12,8 @@ import torch
 
 import outpace
 from outpace.training.attention import causal_attention
-from outpace.training.loop import TrainConfig, train, windows
+from outpace.training.loop import TrainConfig, precision, train, windows
+from outpace.training.muon import Muon, orthogonalised
 from outpace.training.objectives import forward_kl, next_token
 
 CONFIG = TrainConfig(
@@ -113,6 +114,50 @@ def test_forward_kl_against_the_definition():
     assert forward_kl(0.0)(teacher, tokens, top, log_p).item() == pytest.approx(0, abs=1e-6)
     few = forward_kl(0.0)(student, tokens, top[..., :6], log_p[..., :6])
     assert 0.5 * kl < few < kl  # the rest is one outcome
+
+
+def moved_by(optimizer: type, steps: int = 4, **options) -> torch.Tensor:
+    """What a few steps on given gradients make of given matrices, one tall and one wide."""
+    generator = torch.Generator().manual_seed(0)
+    matrices = [
+        torch.nn.Parameter(torch.randn(shape, generator=generator))
+        for shape in ((48, 20), (20, 48))
+    ]
+    optim = optimizer(matrices, lr=0.02, weight_decay=0.1, **options)
+    before = torch.cat([m.detach().flatten() for m in matrices])
+    for _ in range(steps):
+        for matrix in matrices:
+            matrix.grad = torch.randn(matrix.shape, generator=generator)
+        optim.step()
+    return torch.cat([m.detach().flatten() for m in matrices]) - before
+
+
+def test_muon_moves_as_torchs_own_does():
+    theirs = moved_by(torch.optim.Muon, adjust_lr_fn="match_rms_adamw")
+    assert (moved_by(Muon) - theirs).norm() < 0.02 * theirs.norm()  # theirs iterates in bf16
+    assert (moved_by(Muon, dtype=torch.bfloat16) - theirs).norm() < 0.005 * theirs.norm()
+    assert (moved_by(Muon, momentum=0.8) - theirs).norm() > 0.1 * theirs.norm()
+
+
+def test_orthogonalised_keeps_directions_and_levels_lengths():
+    matrix = torch.randn(12, 30, generator=torch.Generator().manual_seed(0))
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    levelled = u.T @ orthogonalised(matrix) @ v.T
+    lengths = levelled.diagonal()
+    assert (levelled - lengths.diag()).abs().max() < 1e-4
+    assert lengths.min() > 0.6
+    assert lengths.max() < 1.3
+    assert torch.allclose(orthogonalised(matrix.T), orthogonalised(matrix).T, atol=1e-5)
+
+
+@pytest.mark.parametrize("capable", [True, False])
+def test_bf16_trains_only_where_the_hardware_has_it(monkeypatch, capable):
+    monkeypatch.setattr(
+        torch.cpu, "get_capabilities", lambda: {"avx512_bf16": capable}, raising=False
+    )
+    with precision(torch.device("cpu")):
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    assert product.dtype == (torch.bfloat16 if capable else torch.float32)
 
 
 def test_training_attention_is_causal_attention():

@@ -1,8 +1,10 @@
 """The shipped pair: how its target and its draft are made, from nothing.
 
 Stages, each resumable in the work folder: read the corpus, train the
-tokenizer, encode, train the target on next-token prediction, let it write and
-score what the draft learns from, distil the draft, write both checkpoints.
+tokenizer, encode, train a shallow model on next-token prediction, stack its
+layers and train the target, let that write and score what the draft learns
+from, distil the draft. A model that is finished is published in `pair/` as it
+ships, with its log; later stages need nothing else of it.
 """
 
 from __future__ import annotations
@@ -19,27 +21,30 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..assembly import load
-from ..errors import OptionError
+from ..errors import CheckpointError, OptionError
 from . import attention, corpus
 from .bpe import END_OF_TEXT, train_tokenizer
 from .loop import TrainConfig, train, windows
 from .objectives import forward_kl, next_token
 from .teacher import TeachConfig, lessons_of, teach
 
+SHIPPED = ("target", "draft")
 VOCAB_SIZE = 4096
 CONTEXT = 2048
 
+_TARGET = {
+    "hidden_size": 320,
+    "num_hidden_layers": 14,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 1,
+    "intermediate_size": 960,
+}
 SHAPES = {
-    "target": {
-        "hidden_size": 384,
-        "num_hidden_layers": 10,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "intermediate_size": 1024,
-    },
+    "shallow": {**_TARGET, "num_hidden_layers": _TARGET["num_hidden_layers"] // 2},
+    "target": _TARGET,
     "draft": {
         "hidden_size": 192,
         "num_hidden_layers": 2,  # one layer cannot copy what it saw: no induction head
@@ -50,7 +55,8 @@ SHAPES = {
 }
 
 STAGES: dict[str, TrainConfig | TeachConfig] = {
-    "target": TrainConfig(steps=2650, decay_fraction=33 / 53),
+    "shallow": TrainConfig(steps=600, decay_fraction=0.0, long_fraction=0.0, seed=2),
+    "target": TrainConfig(steps=560, warmup=30, decay_fraction=0.9),
     "teach": TeachConfig(),
     "draft": TrainConfig(
         steps=5000, muon_lr=6e-3, adamw_lr=5e-3, length=512, decay_fraction=0.8, seed=1
@@ -158,13 +164,15 @@ def run_stage(
         config = replace(config, steps=steps)
     model = new_model(SHAPES[stage], config.seed)
     if stage == "target":
+        stack(trained(folder, "shallow"), model)
+    if stage != "draft":
         batches, objective = windows(data.train, config), next_token
     else:
         batches = lessons_of(folder / "teach", cast(TeachConfig, STAGES["teach"]), config)
         objective = forward_kl()
     if compile_step:
         model.compile()
-    return train(
+    done = train(
         model,
         batches,
         data.held_out,
@@ -175,6 +183,41 @@ def run_stage(
         report=report,
         should_stop=should_stop,
     )
+    if done:
+        (folder / "pair").mkdir(exist_ok=True)
+        shutil.copy(folder / stage / "log.csv", folder / "pair" / f"{stage}.csv")
+        if stage in SHIPPED:
+            save_checkpoint(model, folder / "corpus" / "tokenizer", folder / "pair" / stage)
+    return done
+
+
+def trained(folder: Path, stage: str) -> dict[str, Tensor]:
+    """The weights that a stage left in its last checkpoint.
+
+    Raises:
+        OptionError: the stage has not been run.
+    """
+    path = folder / stage / "checkpoint.pt"
+    if not path.exists():
+        raise OptionError(f"{path} is missing: run the stage {stage!r} first")
+    weights: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)["model"]
+    return weights
+
+
+def stack(shallow: dict[str, Tensor], model: nn.Module) -> None:
+    """Fill a deeper `model` in place with the layers of a shallow one, over and over.
+
+    Half the depth costs half the time, and the stack learns on from where the
+    shallow model stood (Du et al., NeurIPS 2024, "Stacking your transformers").
+    """
+    layers = 1 + max(int(name.split(".")[2]) for name in shallow if ".layers." in name)
+    weights = {}
+    for name in model.state_dict():
+        parts = name.split(".")
+        if parts[1] == "layers":
+            parts[2] = str(int(parts[2]) % layers)
+        weights[name] = shallow[".".join(parts)]
+    model.load_state_dict(weights)
 
 
 def _teach(
@@ -185,13 +228,17 @@ def _teach(
     report: Callable[[dict[str, float]], None],
     should_stop: Callable[[], bool],
 ) -> bool:
-    """The target as it ships writes; the target as it was trained scores."""
-    model = trained_model(folder, "target")
-    shipped = save_checkpoint(model, folder / "corpus" / "tokenizer", folder / "pair" / "target")
+    """The target as it ships writes, and scores in the precision of training."""
+    model = published(folder, "target")
     if compile_step:
         model.compile()
     return teach(
-        load(str(shipped), device=device, max_batch=64, max_len=config.length + 1),
+        load(
+            str(folder / "pair" / "target"),
+            device=device,
+            max_batch=64,
+            max_len=config.length + 1,
+        ),
         model.to(device),
         prepare(folder / "corpus").train,
         config,
@@ -201,18 +248,30 @@ def _teach(
     )
 
 
-def trained_model(folder: Path, stage: str) -> nn.Module:
-    """The model that a stage left in its last checkpoint.
+def published(folder: Path, stage: str) -> nn.Module:
+    """The finished model of a stage, as it ships, in fp32.
 
     Raises:
-        OptionError: the stage has not been run.
+        OptionError: the stage has not been run to its end.
+        CheckpointError: it speaks another vocabulary than the corpus of this folder.
     """
-    path = folder / stage / "checkpoint.pt"
-    if not path.exists():
-        raise OptionError(f"{path} is missing: run the stage {stage!r} first")
-    model = new_model(SHAPES[stage], 0)
-    model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["model"])
-    return model
+    from transformers import Qwen3ForCausalLM
+
+    place = folder / "pair" / stage
+    if not (place / "config.json").exists():
+        raise OptionError(f"{place} is missing: run the stage {stage!r} first")
+    prepare(folder / "corpus")
+    ours = folder / "corpus" / "tokenizer" / "tokenizer.json"
+    if ours.read_bytes() != (place / "tokenizer.json").read_bytes():
+        raise CheckpointError(
+            f"{place} and {folder / 'corpus'} have different tokenizers (another Python's library "
+            "makes another corpus): use another folder"
+        )
+    attention.register()
+    model: Any = Qwen3ForCausalLM.from_pretrained(
+        place, dtype=torch.float32, attn_implementation=attention.NAME
+    )
+    return cast(nn.Module, model)
 
 
 def save_checkpoint(model: nn.Module, tokenizer: Path, place: Path) -> Path:

@@ -1,4 +1,4 @@
-"""From training checkpoints to the folders that ship: weights, tokenizer, card, curve."""
+"""The card and the loss curves that go with a published pair."""
 
 from __future__ import annotations
 
@@ -8,44 +8,34 @@ import math
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-
 from .corpus import HELD_OUT_MODULUS
-from .demo import (
-    SHAPES,
-    STAGES,
-    VOCAB_SIZE,
-    prepare,
-    save_checkpoint,
-    trained_model,
-)
+from .demo import SHAPES, SHIPPED, STAGES, VOCAB_SIZE, prepare, published
 from .loop import held_out_loss
 from .teacher import TeachConfig
 
 
 def export_pair(folder: Path) -> Path:
-    """Write `folder/pair/{target,draft}` in bf16, ready to be shipped or loaded.
+    """Write the card, its facts and the curves beside `folder/pair/{target,draft}`.
 
     Raises:
-        OptionError: a stage has not been trained.
+        OptionError: a stage has not been trained to its end.
     """
     data = prepare(folder / "corpus")
     out = folder / "pair"
     facts: dict[str, Any] = {}
-    for name in SHAPES:
-        model = trained_model(folder, name)
-        save_checkpoint(model, folder / "corpus" / "tokenizer", out / name)
+    for name in SHIPPED:
+        model = published(folder, name)
         facts[name] = {
             "parameters": sum(p.numel() for p in model.parameters()),
-            "held_out_loss": held_out_loss(
-                model.to(torch.bfloat16).float(), data.held_out, 512, rows=256
-            ),
-            **_effort(folder / name / "log.csv"),
+            "held_out_loss": held_out_loss(model, data.held_out, 512, rows=256),
         }
-    plot_losses(folder, out / "loss.png")
+    plot_losses(out, out / "loss.png")
     characters = _characters_per_token(folder, data.held_out)
-    (out / "README.md").write_text(_card(facts, data, characters), encoding="utf-8")
-    (out / "card.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    efforts = {name: _effort(out / f"{name}.csv") for name in SHAPES}
+    card = _card(facts, efforts, data, characters)
+    (out / "README.md").write_text(card, encoding="utf-8")
+    both = json.dumps({"models": facts, "training": efforts}, indent=1)
+    (out / "card.json").write_text(both, encoding="utf-8")
     return out
 
 
@@ -64,24 +54,24 @@ def _effort(log: Path) -> dict[str, float]:
     return {"steps": rows[-1]["step"], "tokens": rows[-1]["tokens"], "seconds": seconds}
 
 
-def plot_losses(folder: Path, path: Path) -> None:
-    """Training and held-out loss of both models over tokens seen."""
+def plot_losses(pair: Path, path: Path) -> None:
+    """Training and held-out loss of every model that was trained, over tokens seen."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    objectives = {"target": "next-token loss", "draft": "distillation objective"}
-    figure, axes = plt.subplots(1, len(objectives), figsize=(9, 3.4))
-    for axis, (name, objective) in zip(axes, objectives.items(), strict=True):
-        rows = _read_log(folder / name / "log.csv")
+    figure, axes = plt.subplots(1, len(SHAPES), figsize=(12, 3.4), sharey=True)
+    for axis, name in zip(axes, SHAPES, strict=True):
+        objective = "distillation objective" if name == "draft" else "next-token loss"
+        rows = _read_log(pair / f"{name}.csv")
         axis.plot([r["tokens"] / 1e6 for r in rows], [r["train_loss"] for r in rows], lw=0.6)
         held = [r for r in rows if not math.isnan(r["held_out_loss"])]
         axis.plot([r["tokens"] / 1e6 for r in held], [r["held_out_loss"] for r in held], lw=1.6)
-        axis.set(title=name, xlabel="tokens (millions)", ylabel="nats per token")
-        axis.set_ylim(0, 6)
+        axis.set(title=name, xlabel="tokens (millions)", ylim=(0, 6))
         axis.legend([objective, "held-out next-token loss"], frameon=False, fontsize=8)
         axis.grid(alpha=0.3)
+    axes[0].set_ylabel("nats per token")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -95,7 +85,7 @@ def _characters_per_token(folder: Path, ids: Any) -> float:
     return len(tokenizer.decode(sample, skip_special_tokens=True)) / len(sample)
 
 
-def _card(facts: dict[str, Any], data: Any, characters: float) -> str:
+def _card(facts: dict[str, Any], efforts: dict[str, Any], data: Any, characters: float) -> str:
     teaching = cast(TeachConfig, STAGES["teach"])
     lines = [
         "# The shipped pair",
@@ -121,8 +111,9 @@ def _card(facts: dict[str, Any], data: Any, characters: float) -> str:
         "",
         "## Training",
         "",
-        "`outpace train demo --out FOLDER` makes the pair again. The draft is distilled from the",
-        "target (forward KL plus a tenth of cross entropy) on",
+        "`outpace train demo --out FOLDER` makes the pair again. The target's layers are those of",
+        "a shallow model, stacked and trained on. The draft is distilled from the target (forward",
+        "KL plus a tenth of cross entropy) on",
         f"{teaching.copied} rows of {teaching.length} tokens of the same data and "
         f"{teaching.generated} rows that the target",
         f"itself continued from {teaching.prompt} tokens, "
@@ -131,10 +122,10 @@ def _card(facts: dict[str, Any], data: Any, characters: float) -> str:
         "| | steps | tokens | hours |",
         "| --- | --- | --- | --- |",
     ]
-    for name, fact in facts.items():
+    for name, effort in efforts.items():
         lines.append(
-            f"| {name} | {fact['steps']:.0f} | {fact['tokens'] / 1e6:.1f}M "
-            f"| {fact['seconds'] / 3600:.1f} |"
+            f"| {name} | {effort['steps']:.0f} | {effort['tokens'] / 1e6:.1f}M "
+            f"| {effort['seconds'] / 3600:.1f} |"
         )
     lines += [
         "",

@@ -23,8 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, OptionError
+from .muon import Muon
 from .objectives import Objective, next_token
 
+_TOKENS_AT_ONCE = 2100  # what a pass works on stays near the caches of a CPU core
 LOG_FIELDS = ("step", "tokens", "train_loss", "held_out_loss", "learning_rate", "tokens_per_s")
 
 
@@ -109,6 +111,19 @@ def _order(key: tuple[int, ...], count: int) -> np.ndarray:
     return np.random.default_rng(key).permutation(count)
 
 
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether the hardware has bf16 matrix instructions; without them bf16 only slows training."""
+    if device.type != "cpu":
+        return True
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def precision(device: torch.device) -> torch.autocast:
+    """The precision of training: bf16 products where they are fast, else fp32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=multiplies_bf16(device))
+
+
 def optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
     """Muon for hidden matrices, AdamW for embeddings, head and norms."""
     hidden: list[nn.Parameter] = []
@@ -117,11 +132,11 @@ def optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimi
         matrix = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
         (hidden if matrix else other).append(parameter)
     return [
-        torch.optim.Muon(
+        Muon(
             hidden,
             lr=config.muon_lr,
             weight_decay=config.weight_decay,
-            adjust_lr_fn="match_rms_adamw",
+            dtype=torch.bfloat16 if multiplies_bf16(hidden[0].device) else None,
         ),
         torch.optim.AdamW(other, lr=config.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
@@ -137,7 +152,7 @@ def held_out_loss(
     losses = []
     for group in np.array_split(starts, max(1, rows // 16)):
         batch = np.stack([tokens[s : s + length + 1] for s in group]).astype(np.int64)
-        with torch.autocast(device, dtype=torch.bfloat16):
+        with precision(torch.device(device)):
             losses.append(next_token(model, torch.from_numpy(batch).to(device)).item() * len(group))
     model.train()
     return sum(losses) / len(starts)
@@ -211,12 +226,13 @@ def train(
 
 
 def _backward(
-    model: nn.Module, batch: tuple[Tensor, ...], objective: Objective, device: str, rows: int = 16
+    model: nn.Module, batch: tuple[Tensor, ...], objective: Objective, device: str
 ) -> float:
-    """Accumulate gradients over micro-batches of `rows` rows; return the mean loss."""
+    """Accumulate gradients over micro-batches; return the mean loss."""
     total = 0.0
+    rows = max(1, _TOKENS_AT_ONCE // batch[0].shape[1])
     for part in zip(*(torch.split(tensor, rows) for tensor in batch), strict=True):
-        with torch.autocast(device, dtype=torch.bfloat16):
+        with precision(torch.device(device)):
             loss = objective(model, *part)
         share = len(part[0]) / len(batch[0])
         (loss * share).backward()  # type: ignore[no-untyped-call]

@@ -20,7 +20,7 @@ from torch import nn
 from ..errors import CheckpointError, OptionError
 from ..generator import Generator
 from ..types import SamplingParams
-from .loop import Batches, TrainConfig, visits
+from .loop import Batches, TrainConfig, precision, visits
 from .objectives import logits_of
 
 _FILES = {"tokens": np.uint16, "top": np.uint16, "log_p": np.float16}
@@ -171,7 +171,7 @@ def _score(lessons: Lessons, model: nn.Module, config: TeachConfig) -> None:
     first, last = lessons.scored, min(config.rows, lessons.scored + _SCORED_AT_ONCE)
     device = next(model.parameters()).device
     tokens = torch.from_numpy(lessons.tokens[first:last, :-1].astype(np.int64)).to(device)
-    with torch.autocast(device.type, dtype=torch.bfloat16):
+    with precision(device):
         log_p = torch.log_softmax(logits_of(model, tokens), dim=-1)
     log_p, top = log_p.topk(config.top, dim=-1)
     lessons.top[first:last] = top.cpu().numpy()
