@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from checkpoints import swap_two_tokens
 from outpace.cli.main import run
+from outpace.cli.show import harmless
 
 
 @pytest.fixture
@@ -161,14 +163,15 @@ def test_bench_prints_the_three_ways(base, tmp_path, capsys):
     value = json.loads(capsys.readouterr().out)
     assert [r["mode"] for r in value["rows"]] == ["draft only", "target only", "speculative"]
     assert value["identical"] == value["prompts"] == 2
-    prompts.write_text("not json\n")
-    assert run(arguments) == 2
-    assert "line 1 of prompts.jsonl" in capsys.readouterr().err
+    for wrong in ("not json", '{"prompt": null}', '{"prompt": ["a"]}', "3"):
+        prompts.write_text(f'"fine \u2028 line"\n{wrong}\n')
+        assert run(arguments) == 2
+        assert "line 2 of prompts.jsonl" in capsys.readouterr().err
 
 
 def test_on_a_terminal_tokens_stream_in_colour(base):
     """A real pseudo-terminal: colours by provenance, the statistics line, the whole text."""
-    command = [sys.executable, "-m", "outpace", "generate", "for i", *base, "-n", "30"]
+    command = [sys.executable, "-m", "outpace", "generate", "for i", *base, "-n", "120"]
     leader, follower = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
     process = subprocess.Popen(command, stdout=follower, stderr=subprocess.DEVNULL, env=environment)
@@ -184,11 +187,30 @@ def test_on_a_terminal_tokens_stream_in_colour(base):
         shown += part
     assert process.wait() == 0
     text = shown.decode(errors="replace")
-    assert "\x1b[31m" in text  # corrections
-    assert "\x1b[36m" in text or "\x1b[32m" in text  # bonus, accepted
-    assert "tokens per pass" in text
     plain = subprocess.run([*command, "--no-color"], capture_output=True, check=True, text=True)
     assert "\x1b[" not in plain.stdout
+    events = subprocess.run([*command, "--json"], capture_output=True, check=True, text=True)
+    seen = set()
+    for event in json.loads(events.stdout)["tokens"]:
+        shown_alone = event["text"].strip()
+        if len(shown_alone) > 1 and shown_alone.isascii() and shown_alone.isprintable():
+            colour = {"draft": 32, "correction": 31, "bonus": 36}.get(event["provenance"])
+            assert colour is None or re.search(
+                f"\x1b\\[{colour}m[^\x1b]*{re.escape(shown_alone)}", text
+            )
+            seen.add(colour)
+    assert {32, 31} <= seen
+    assert len(set(re.findall(r"(\d+) tokens · \d+ tokens/s", text))) > 2  # it moves
+
+
+@pytest.mark.parametrize("character", ["\u3000", "\u00a0", "\u202f", "\u200d", "é", "🙂", "\n"])
+def test_letters_and_spaces_of_any_script_are_shown(character):
+    assert harmless(f"a{character}b") == f"a{character}b"
+
+
+@pytest.mark.parametrize("character", ["\x1b", "\x07", "\x9b", "\r", "\u202e", "\u2028", "\ud800"])
+def test_what_commands_a_terminal_is_not(character):
+    assert harmless(f"a{character}b") == "a\ufffdb"
 
 
 @pytest.mark.parametrize("arguments", [[], ["train"]])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import shutil
 
+import numpy as np
 import pytest
+import torch
 
 import outpace
-from checkpoints import swap_two_tokens
+from checkpoints import REFUSED, swap_two_tokens, write
 from outpace import SamplingParams
 from outpace.models import MarkovModel
 
@@ -194,6 +196,14 @@ def test_messages_need_a_template_and_use_it(pair, tmp_path, fast):
         (lambda g: g.generate("x", eos_token_ids=(10**6,)), "EOS token id 1000000 is outside"),
         (lambda g: g.generate([10**6]), "outside the target's vocabulary"),
         (lambda g: g.generate("\udcff"), "not valid Unicode"),
+        (lambda g: g.generate(b"text"), "text or token ids, not bytes"),
+        (lambda g: g.generate(np.array(5)), "list of token ids"),
+        (lambda g: g.generate(messages={"role": "user", "content": "x"}), "list of messages"),
+        (lambda g: g.generate("x", params=5), "takes outpace.SamplingParams, not int"),
+        (lambda g: g.generate("x", seed="7"), "seed must be"),
+        (lambda g: g.generate("x", seed=np.array([1, 2])), "2 seeds for 1 prompts"),
+        (lambda g: g.generate("x", eos_token_ids=np.array([0.5])), "eos_token_ids"),
+        (lambda g: g.generate("x", temperature="1"), "temperature must be"),
     ],
 )
 def test_bad_input_is_refused_and_loses_nothing(fast, call, message):
@@ -206,9 +216,6 @@ def test_bad_input_is_refused_and_loses_nothing(fast, call, message):
 
 
 def test_numbers_and_arrays_of_other_libraries_are_taken(fast):
-    import numpy as np
-    import torch
-
     options = {"max_new_tokens": 5, "eos_token_ids": (), "temperature": 1.0}
     want = fast.generate([70, 71], seed=3, **options).token_ids
     for prompt in (np.array([70, 71]), torch.tensor([70, 71]), (70, 71)):
@@ -216,6 +223,11 @@ def test_numbers_and_arrays_of_other_libraries_are_taken(fast):
         assert got.token_ids == want
     two = fast.generate(torch.tensor([[70, 71], [72, 73]]), seed=3, **options)
     assert two[0].token_ids == want
+    options = {"max_new_tokens": 5, "temperature": np.float32(1), "top_p": np.float64(1)}
+    for none in (np.array([], dtype=int), range(0), torch.tensor([], dtype=torch.int64)):
+        assert fast.generate([70, 71], seed=3, eos_token_ids=none, **options).token_ids == want
+    assert outpace.SamplingParams(eos_token_ids=np.array([4, 5])).eos_token_ids == (4, 5)
+    assert outpace.SamplingParams(eos_token_ids=torch.tensor(4)).eos_token_ids == (4,)
 
 
 def test_an_empty_prompt_is_empty_even_behind_a_bos_token(pair, tmp_path):
@@ -272,9 +284,17 @@ def test_nothing_is_loaded_before_everything_is_checked(pair, tmp_path, monkeypa
     other = tmp_path / "other"
     shutil.copytree(pair / "draft", other)
     swap_two_tokens(other)
+    mamba = tmp_path / "mamba"
+    write(mamba, *REFUSED["mamba"])
+    lost = tmp_path / "lost"
+    shutil.copytree(pair / "target", lost)
+    (lost / "generation_config.json").write_text('{"eos_token_id": [null]}')
     for call, error, message in [
         (lambda: outpace.load(target, draft, k=-1), outpace.OptionError, "k must be"),
         (lambda: outpace.load(target, verifier="tokn"), outpace.OptionError, "did you mean"),
+        (lambda: outpace.load(target, verifier=None), outpace.OptionError, "unknown verifier"),
+        (lambda: outpace.load(target, str(mamba)), outpace.UnsupportedModelError, "cannot be run"),
+        (lambda: outpace.load(str(lost)), outpace.CheckpointError, "eos_token_id"),
         (lambda: outpace.load(target, dtype="int3"), outpace.OptionError, "unknown dtype"),
         (lambda: outpace.load(target, device="tpu9"), outpace.OptionError, "device"),
         (lambda: outpace.load(target, "nowhere"), outpace.CheckpointError, "does not exist"),

@@ -17,9 +17,9 @@ LAYERS = [
     {"engine"},
     {"generator"},
     {"assembly"},
-    {"planner", "audit", "training"},
+    {"training"},
     {"bench"},
-    {"serve", "export", "cli"},
+    {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

@@ -61,6 +61,7 @@ class Assembly:
         self._target = inspect_checkpoint(model)
         self._max_len = check_max_len(max_len, self._target.context_length)
         self.tokenizer = load_tokenizer(self._target)
+        self._eos = eos_token_ids(self._target, self.tokenizer)
         self._draft: Source | None = None
         self.remarks: list[str] = []
         if drafter is not None:
@@ -101,7 +102,7 @@ class Assembly:
             proposer,
             self._k,
             tokenizer=self.tokenizer,
-            eos=eos_token_ids(self._target, self.tokenizer),
+            eos=self._eos,
             verifier=self._rule,
             max_batch=self._max_batch,
             max_len=self._max_len,

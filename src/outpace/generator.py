@@ -155,6 +155,8 @@ def encode(
         raise OptionError("give either prompts or messages")
     given: list[Any]
     if messages is not None:
+        if isinstance(messages, Mapping):
+            raise OptionError("messages takes a list of messages, not one: put it in brackets")
         many = bool(messages) and not isinstance(messages[0], Mapping)
         given = list(messages) if many else [messages]
         if not given or not all(given):
@@ -170,10 +172,11 @@ def encode(
 
 def _is_ids(prompts: Any) -> bool:
     """Whether this is one prompt of token ids (a list of numbers, an array, a 1-D tensor)."""
-    if not isinstance(prompts, (Sequence, np.ndarray, Tensor)):
+    wrong = isinstance(prompts, (bytes, bytearray))
+    if wrong or not isinstance(prompts, (Sequence, np.ndarray, Tensor)):
         raise OptionError(f"a prompt is text or token ids, not {type(prompts).__name__}")
     if isinstance(prompts, (np.ndarray, Tensor)):
-        return prompts.ndim == 1
+        return prompts.ndim < 2
     return len(prompts) > 0 and isinstance(prompts[0], (int, np.integer))
 
 
@@ -289,7 +292,7 @@ def _spread(
         raise OptionError(f"give params or {', '.join(options)}, not both")
     if params is None:
         params = SamplingParams.of(options)
-    spread = [params] * count if isinstance(params, SamplingParams) else list(params)
+    spread: list[Any] = list(params) if isinstance(params, (list, tuple)) else [params] * count
     wrong = next((p for p in spread if not isinstance(p, SamplingParams)), None)
     if wrong is not None:
         raise OptionError(f"params takes outpace.SamplingParams, not {type(wrong).__name__}")
@@ -297,7 +300,8 @@ def _spread(
         raise OptionError(f"{len(spread)} params for {count} prompts: give one, or one each")
     if seed is None:
         return spread
-    seeds = list(seed) if isinstance(seed, Sequence) else [seed] * count
+    many = isinstance(seed, (Sequence, np.ndarray)) and not isinstance(seed, str)
+    seeds: list[Any] = list(cast(Any, seed)) if many else [seed] * count
     if len(seeds) != count:
         raise OptionError(f"{len(seeds)} seeds for {count} prompts: give one, or one each")
     return [p.with_seed(s) for p, s in zip(spread, seeds, strict=True)]

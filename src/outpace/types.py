@@ -8,8 +8,10 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from torch import Tensor
 
 from .errors import OptionError
@@ -67,8 +69,11 @@ class SamplingParams:
         check_whole_number("max_new_tokens", self.max_new_tokens, 1, "ask for at least one token")
         object.__setattr__(self, "stop", _strings("stop", self.stop))
         if self.eos_token_ids is not None:
-            many = isinstance(self.eos_token_ids, (tuple, list, set, frozenset))
-            ids = [_whole(i) for i in (self.eos_token_ids if many else (self.eos_token_ids,))]
+            given: Any = self.eos_token_ids
+            many = hasattr(given, "__iter__") and not hasattr(given, "__index__")
+            if isinstance(given, (np.ndarray, Tensor)):
+                many, given = True, given.flatten().tolist()
+            ids = [_whole(i) for i in (given if many else (given,))]
             for i in ids:
                 check_whole_number(
                     "eos_token_ids", i, 0, "give token ids of the target's vocabulary"
@@ -105,11 +110,8 @@ class SamplingParams:
 def _check_number(
     name: str, value: Any, low: float, high: float, hint: str, *, open_low: bool = False
 ) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not low <= value <= high:
-        good = False
-    else:
-        good = value > low or not open_low
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    good = number and low <= value <= high and value < math.inf and (value > low or not open_low)
     if not good:
         bound = f"{'>' if open_low else '>='} {low:g}" + (
             f" and <= {high:g}" if high < math.inf else ""
@@ -120,11 +122,12 @@ def _check_number(
 def check_whole_number(
     name: str, value: Any, low: int, hint: str, *, below: int | None = None
 ) -> int:
-    """The value as given.
+    """The value as a Python number.
 
     Raises:
         OptionError: not a whole number, or out of bounds.
     """
+    value = _whole(value)
     if (
         isinstance(value, bool)
         or not isinstance(value, int)
@@ -138,9 +141,12 @@ def check_whole_number(
 
 def _whole(value: Any) -> Any:
     """Whole numbers of other libraries as Python's; anything else as it is."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool):
         return value
-    return operator.index(value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:

@@ -53,6 +53,17 @@ def test_comparison_counts(pair):
         compare(outpace.load(str(pair / "target")), ["x"], params)
 
 
+def test_a_comparison_runs_past_the_end_of_text(pair):
+    """EOS would make runs of different length; the speculative generator has one, too."""
+    generator = outpace.load(str(pair / "target"), str(pair / "draft"), 2, dtype="float32")
+    plain = generator.generate("for i", max_new_tokens=6, eos_token_ids=())
+    generator.eos_token_ids = plain.token_ids[1:2]
+    assert len(generator.generate("for i", max_new_tokens=6).token_ids) < 6
+    found = compare(generator, ["for i"], SamplingParams(max_new_tokens=6), repeats=1)
+    assert [r.tokens for r in found.rows] == [6, 6, 6]
+    assert found.identical == 1
+
+
 def test_ballast_changes_cost_and_nothing_else(pair, tmp_path):
     add_ballast(pair / "target", tmp_path / "heavy", 400)
     light, heavy = (

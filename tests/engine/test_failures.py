@@ -54,7 +54,6 @@ def test_an_error_ends_who_took_part_and_frees_the_slots(call, error):
     assert requests[0].failure is error
     assert requests[2].failure is None
     drain(engine)  # the one that waited goes on, in a clean slot
-    (twin,) = [Engine(MarkovModel(target.table)).submit([1, 2, 3], PARAMS)]
     plain = Engine(MarkovModel(target.table))
     twin = plain.submit([1, 2, 3], PARAMS)
     drain(plain)
@@ -111,6 +110,27 @@ def test_a_cancel_from_within_a_round_waits_for_its_end():
     events = list(kept)
     assert len(events) == 19
     assert generator.engine.free_slots == 8
+
+
+def test_a_cancel_while_slots_are_given_back_is_no_exception():
+    """A garbage collector may drop an abandoned stream there, too."""
+    _, engine = make(max_batch=3)
+    requests = [engine.submit([1, 2, 3], PARAMS) for _ in range(3)]
+    engine.step()
+    honest = engine.drafter.close
+
+    def cancelling(slot):
+        honest(slot)
+        for request in requests[:2]:
+            engine.cancel(request)
+
+    engine.drafter.close = cancelling
+    engine.cancel(requests[1])
+    assert [r.finish_reason for r in requests] == ["cancelled", "cancelled", None]
+    assert engine.free_slots == 2
+    drain(engine)
+    assert engine.free_slots == 3
+    assert len(requests[2].emitted) == 20
 
 
 def test_times_of_a_batch_are_counted_once():

@@ -163,6 +163,16 @@ def test_impossible_tokens_never_pass_even_at_zero_noise():
     assert impossible_at_zero(AcceptsImpossible(), p, drafts, 4) != []
 
 
+def test_a_token_that_its_law_excludes_is_never_accepted():
+    """q = 0 at the drafted token divides by zero in the ratio; a guard must say no."""
+    p = row(1, 1).view(1, 1, 2).repeat(1, 2, 1)
+    draft = Draft(torch.tensor([[1]]), Rows(row(1, 0).view(1, 1, 2)), (chain(1),))
+    noise = Noise(torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 2), 0.5).double())
+    verdict = TokenVerifier()(p, draft, noise)
+    assert verdict.accepted.tolist() == [0]
+    assert verdict.token.tolist() == [1]  # what is left of p
+
+
 def test_residual_without_mass_is_the_target():
     p = row(1, 2, 3)
     assert torch.equal(residual(p, p), p)

@@ -95,7 +95,7 @@ def test_what_cannot_be_a_hub_id_is_not_looked_up(monkeypatch, name):
 def test_a_hub_id_that_is_not_to_be_had(monkeypatch):
     asked = []
 
-    def download(name, allow_patterns):
+    def download(name, allow_patterns, ignore_patterns):
         asked.append((name, allow_patterns))
         raise OSError("no route to the hub\nand more")
 
@@ -111,6 +111,38 @@ def test_a_hub_id_is_the_folder_it_was_downloaded_to(monkeypatch, saved):
     folder = saved("llama2").folder
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: str(folder))
     assert inspect_checkpoint("owner/name").folder == folder
+
+
+def test_weights_are_downloaded_once_the_rest_has_been_checked(monkeypatch, copy):
+    folder, asked = copy(), []
+
+    def download(name, allow_patterns, ignore_patterns):
+        asked.append("*.safetensors" in allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    inspect_checkpoint("owner/name")
+    assert asked == [False, True]
+    asked.clear()
+    edit(folder, architectures=["LlamaForSequenceClassification"])
+    assert "not a causal language model" in refusal("owner/name", of=inspect_checkpoint)
+    assert asked == [False]
+
+
+@pytest.mark.parametrize("name", ["~no-such-user/model", "a" * 300, "./" + "a" * 300])
+def test_a_path_that_the_system_refuses(monkeypatch, name):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", pytest.fail)
+    assert "cannot be read" in refusal(name, of=inspect_checkpoint)
+
+
+def test_a_file_that_may_not_be_read(copy, monkeypatch):
+    from pathlib import Path
+
+    def denied(self, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", denied)
+    assert "cannot be read (Permission denied)" in refusal(copy(), of=inspect_checkpoint)
 
 
 def test_a_file_is_not_a_folder(copy):
@@ -348,11 +380,48 @@ def test_buffers_of_older_checkpoints_do_no_harm(copy, saved, extra):
     assert torch.equal(in_blocks(model, text(9), 9), in_blocks(saved("llama2").load(), text(9), 9))
 
 
-def test_a_head_beside_tied_embeddings_does_no_harm(copy, saved):
+@pytest.mark.parametrize("same", [True, False])
+def test_a_head_beside_tied_embeddings_is_used_as_transformers_does(copy, saved, same):
+    """Equal, it changes nothing; of its own values, it is the head whatever the configuration."""
+    from transformers import AutoModelForCausalLM
+
     folder = copy("qwen3")
-    edit_weights(folder, lambda tensors: tensors.update({"lm_head.weight": torch.ones(97, 48)}))
-    expected = in_blocks(saved("qwen3").load(), text(9), 9)
-    assert torch.equal(in_blocks(load(folder), text(9), 9), expected)
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    head = embedding.clone() if same else embedding.flip(0).contiguous()
+    edit_weights(folder, lambda tensors: tensors.update({"lm_head.weight": head}))
+    logits = in_blocks(load(folder), text(9), 9)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert (logits - plain(theirs, text(9))).abs().max() <= 1e-4
+    assert torch.equal(logits, in_blocks(saved("qwen3").load(), text(9), 9)) is same
+
+
+def test_a_head_of_another_shape_is_refused(copy):
+    folder = copy("qwen3")
+    edit_weights(folder, lambda tensors: tensors.update({"lm_head.weight": torch.ones(97, 47)}))
+    assert "'lm_head.weight'" in refusal(folder, of=inspect_checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("name", "stray"),
+    [
+        ("llama2", {"sliding_window": 4, "use_sliding_window": True}),
+        ("mistral-window", {"use_sliding_window": False}),
+        ("mistral-window", {"attention_bias": True, "mlp_bias": True}),
+    ],
+)
+def test_keys_that_the_family_ignores_are_ignored(copy, saved, name, stray):
+    folder = copy(name)
+    edit(folder, **stray)
+    expected = in_blocks(saved(name).load(), text(20), 20)
+    assert torch.equal(in_blocks(load(folder), text(20), 20), expected)
+
+
+def test_eos_ids_that_are_none(copy):
+    folder = copy("llama2")
+    (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    source = inspect_checkpoint(folder)
+    with pytest.raises(CheckpointError, match="eos_token_id '</s>'"):
+        eos_token_ids(source, None)
 
 
 def test_a_rope_type_that_the_lean_decoder_lacks_goes_to_the_adapter(saved):
@@ -476,13 +545,13 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
     ],
 )
 def test_the_dtype_by_default(monkeypatch, device, stored, fast, expected):
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda: fast)
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: fast)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: fast)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": fast})
     assert choose_dtype(None, stored, torch.device(device)) == expected
 
 
 def test_the_dtype_of_a_checkpoint_is_found(copy, monkeypatch):
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": True})
     folder = copy()
     edit(folder, dtype="bfloat16")
     assert load_model(inspect_checkpoint(folder), None, "cpu").dtype == torch.bfloat16

@@ -28,7 +28,7 @@ from running import (
 )
 
 from checkpoints import LEAN
-from outpace.models import inspect_checkpoint, lean, linear, load_model, prefill
+from outpace.models import inspect_checkpoint, linear, load_model, prefill
 from outpace.models.lean import LeanDecoder
 from outpace.trees import block_mask, block_offsets
 from outpace.types import Tree
@@ -39,9 +39,7 @@ EXACT = [
     "fp32",
     pytest.param(
         "bf16",
-        marks=pytest.mark.skipif(
-            not linear.prepacking_available(CPU, torch.bfloat16), reason="no bf16 on this CPU"
-        ),
+        marks=pytest.mark.skipif(not linear.multiplies_bf16(CPU), reason="no bf16 on this CPU"),
     ),
 ]
 
@@ -320,10 +318,35 @@ def test_the_same_with_two_threads(saved, dtype):
     assert torch.equal(together(model, prefixes, blocks), alone(model, prefixes, blocks))
 
 
-def test_few_query_rows_round_differently_unless_padded(saved, monkeypatch):
-    model, ids = saved("llama2").load(), text(60)
-    monkeypatch.setattr(lean, "MIN_QUERY_ROWS", 1)
-    assert not torch.equal(in_blocks(model, ids, 5), in_blocks(model, ids, 1))
+@pytest.fixture(scope="module")
+def five_heads(saved):
+    """Folded over one key-value head, seven rows are 35: a block of 32 and three left over."""
+    options = {"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 1}
+    return saved("llama-five", "Llama", options)
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+def test_rows_left_over_from_a_block_are_no_exception(five_heads, dtype):
+    model, ids = five_heads.load(dtype), text(60)
+    single = in_blocks(model, ids, 1)
+    for rows in (2, 5, 7, 13, 16):
+        assert torch.equal(in_blocks(model, ids, rows), single), rows
+
+
+def test_what_overflows_in_fp16_leaves_no_trace(saved):
+    """A rejected row of infinities lies masked behind the text: 0 x inf would reach everything."""
+    model, ids = saved("llama2").load("fp16"), text(12)
+    ids = [i for i in ids if i != 5]
+    embedding = model._embedding.clone()
+    model._embedding[5] = torch.inf
+    cache = model.new_cache(1, 64)
+    append(model, cache, 0, ids[:4])
+    expected = feed(model, cache, 0, ids[4:])
+    assert expected.isfinite().all()
+    assert feed(model, cache, 0, [ids[4], 5, 5]).isnan().any()
+    assert torch.equal(feed(model, cache, 0, ids[4:]), expected)
+    assert torch.equal(feed(model, cache, 0, ids[4:5]), expected[:1])
+    model._embedding.copy_(embedding)
 
 
 def test_plain_linear_layers_round_differently(saved, monkeypatch):

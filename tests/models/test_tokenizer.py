@@ -180,6 +180,26 @@ def test_special_tokens_have_no_text(bpe):
     assert bpe.eos_token_ids == (bpe.vocabulary[END_OF_TEXT],)
 
 
+def test_what_the_file_flags_as_special_has_no_text_either(bpe, fresh_bpe, tmp_path):
+    """Llama 3 names no role for most of its special tokens."""
+    fresh_bpe.hf.backend_tokenizer.add_special_tokens(["<|python_tag|>"])
+    fresh_bpe.hf.save_pretrained(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    token = tokenizer.vocabulary["<|python_tag|>"]
+    assert token not in tokenizer.hf.all_special_ids
+    ids = [*tokenizer.encode("a"), token, *tokenizer.encode("b")]
+    pieces, rest = stream(tokenizer.detokenizer(), ids)
+    assert "".join(pieces) + rest == tokenizer.decode(ids) == "ab"
+
+
+def test_a_stray_byte_does_not_repeat_the_character_before_it():
+    tokenizer = STYLES["strip"]
+    smile = [tokenizer.vocabulary[f"<0x{b:02X}>"] for b in "🙂".encode()]
+    pieces, rest = stream(tokenizer.detokenizer(), [*smile, smile[0]])
+    assert "".join(pieces) == "🙂"
+    assert rest == REPLACEMENT
+
+
 def test_ids_past_the_tokenizer_have_no_text(bpe):
     """Padding rows of the embedding can be drawn, and mean nothing."""
     pieces, rest = stream(bpe.detokenizer(), [*bpe.encode("a"), 5000, *bpe.encode("b")])

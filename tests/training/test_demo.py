@@ -90,6 +90,29 @@ def test_a_stage_needs_those_before_it(tiny, tmp_path):
         demo.run_stage("teach", tmp_path, steps=3)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--minutes", "0"], "--minutes must be more than 0"),
+        (["--minutes", "nan"], "--minutes must be more than 0"),
+        (["--stage", "target", "--steps", "0"], "--steps"),
+        (["--stage", "tarket"], "unknown stage 'tarket'"),
+        (["--steps", "3"], "--steps goes with one --stage"),
+        (["--device", "tpu"], "device"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(tiny, tmp_path, capsys, arguments, message):
+    assert run(["train", "demo", "--out", str(tmp_path / "new"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new" / "corpus").exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused_at_once(tiny, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert run(["train", "demo", "--out", str(tmp_path / "file")]) == 2
+    assert "use a folder" in capsys.readouterr().err
+
+
 def test_a_fixed_share_of_files_is_held_out():
     assert is_held_out("pdb.py")
     assert not is_held_out("os.py")

@@ -75,6 +75,12 @@ def test_another_configuration_is_refused(tmp_path):
         learn(small_model(), tmp_path, replace(CONFIG, seed=5))
 
 
+def test_a_checkpoint_that_cannot_be_read_is_a_clear_error(tmp_path):
+    (tmp_path / "checkpoint.pt").write_bytes(b"half a file")
+    with pytest.raises(outpace.CheckpointError, match="delete it to begin again"):
+        learn(small_model(), tmp_path)
+
+
 def test_a_run_that_decays_keeps_its_length(tmp_path):
     learn(small_model(), tmp_path)
     with pytest.raises(outpace.CheckpointError, match="has begun to decay"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..drafters import ModelDrafter
@@ -121,6 +121,7 @@ def compare(
         raise OptionError("bench needs at least one prompt and one repeat")
     target = generator.engine.target
     tokenizer = generator.tokenizer
+    params = replace(params, eos_token_ids=())
     _check_room(generator, drafter.model.context_length, prompts, params)
     runs = {
         "draft only": Generator(drafter.model, tokenizer=tokenizer, max_batch=1),

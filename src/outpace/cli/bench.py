@@ -12,6 +12,7 @@ from ..errors import OptionError
 from . import common
 
 if TYPE_CHECKING:
+    from ..assembly import Assembly
     from ..bench.compare import Comparison
 
 
@@ -59,7 +60,12 @@ def bench(
     if name is None or k == 0:
         raise OptionError("bench compares with a draft model: give --drafter and -k 1 or more")
     texts = _read_prompts(prompt_file, prompts) if prompt_file else held_out_prompts(prompts)
-    generator = common.load_with_bar(model, name, k, dtype, device, max_batch=1)
+
+    def check(assembly: Assembly) -> None:
+        for text in texts:
+            assembly.check(params, text)
+
+    generator = common.load_with_bar(model, name, k, dtype, device, check=check, max_batch=1)
     errors = Console(stderr=True, no_color=no_color)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("measuring", total=len(texts) * repeats * len(MODES))
@@ -74,17 +80,20 @@ def bench(
 
 
 def _read_prompts(path: str, count: int) -> list[str]:
-    lines = [line for line in common.read_text(path).splitlines() if line.strip()]
+    lines = [line for line in common.read_text(path).split("\n") if line.strip()]
     texts = []
     for number, line in enumerate(lines[:count], 1):
         try:
             value = json.loads(line)
-            texts.append(value if isinstance(value, str) else str(value["prompt"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError:
+            value = None
+        text = value.get("prompt") if isinstance(value, dict) else value
+        if not isinstance(text, str):
             raise OptionError(
                 f"line {number} of {Path(path).name} is neither a JSON string nor an object with "
-                "a 'prompt'"
-            ) from error
+                "a 'prompt' of text"
+            )
+        texts.append(text)
     if not texts:
         raise OptionError(f"{path} has no prompts")
     return texts

@@ -31,10 +31,18 @@ def demo(
 
     from ..generator import Generator
     from ..types import Result, SamplingParams
-    from .show import STYLES, legend
+    from .show import STYLES, harmless, legend
 
     params = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=max_new_tokens)
-    fast = common.load_with_bar("demo", "demo-draft", k, None, None, max_batch=1)
+    fast = common.load_with_bar(
+        "demo",
+        "demo-draft",
+        k,
+        None,
+        None,
+        check=lambda assembly: assembly.check(params, prompt),
+        max_batch=1,
+    )
     plain = Generator(
         fast.engine.target, tokenizer=fast.tokenizer, eos=fast.eos_token_ids, max_batch=1
     )
@@ -48,9 +56,9 @@ def demo(
     grid = Table(box=box.ROUNDED, width=min(console.width, 176), expand=True)
     cells = []
     for title, result in results:
-        body = Text(prompt, style="dim")
+        body = Text(harmless(prompt), style="dim")
         for event in result.tokens:
-            body.append(event.text, style=STYLES[event.provenance])
+            body.append(harmless(event.text), style=STYLES[event.provenance])
         grid.add_column(title, ratio=1, footer=common.describe(result.stats), overflow="fold")
         cells.append(body)
     grid.show_footer = True

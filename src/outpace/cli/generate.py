@@ -46,6 +46,7 @@ def generate(
 ) -> None:
     """Generate from a model; on a terminal, tokens are coloured by where they came from."""
     from ..types import SamplingParams
+    from .show import harmless
 
     params = SamplingParams(
         temperature=temperature,
@@ -74,12 +75,13 @@ def generate(
         if as_json:
             for _ in stream:
                 pass
-            print(json.dumps(as_dict(stream.results[0]), ensure_ascii=False))
+            print(json.dumps(as_dict(stream.results[0])))
         elif sys.stdout.isatty() and not no_color:
             _show(stream, request.get("prompts", ""))
         else:
+            shown = harmless if sys.stdout.isatty() else str  # a file gets the text as it is
             for event in stream:
-                sys.stdout.write(event.text)
+                sys.stdout.write(shown(event.text))
                 sys.stdout.flush()
             sys.stdout.write("\n")
     if stats:

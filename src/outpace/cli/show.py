@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable
 
 from rich.console import Console, Group
@@ -23,6 +24,18 @@ def legend() -> Text:
     text = Text("draft accepted", style=STYLES["draft"])
     text.append(" · ").append("correction", style=STYLES["correction"])
     return text.append(" · ").append("bonus", style=STYLES["bonus"])
+
+
+_KINDS = ("Cc", "Cs", "Zl", "Zp")  # controls, surrogates, line and paragraph separators
+_TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # of writing direction
+
+
+def harmless(text: str) -> str:
+    """The text without characters by which a model could command the terminal."""
+    return "".join(
+        "\ufffd" if c not in "\n\t" and (unicodedata.category(c) in _KINDS or c in _TURNS) else c
+        for c in text
+    )
 
 
 class TokenView:
@@ -50,9 +63,7 @@ class TokenView:
         self._console.print(self._line, soft_wrap=True)
 
     def _append(self, text: str, style: str) -> None:
-        # Control characters from a model must not reach the terminal.
-        safe = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
-        self._line.append(safe, style=style)
+        self._line.append(harmless(text), style=style)
 
     def _flush(self) -> None:
         *whole, self._line = self._line.split("\n", allow_blank=True)

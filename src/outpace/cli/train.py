@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,10 +25,12 @@ def _group() -> None:
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Work folder; resumed if it exists.")],
     stage: Annotated[
-        str, typer.Option("--stage", help="target, teach, draft, export, or all of them.")
+        str,
+        typer.Option("--stage", help="shallow, target, teach, draft, export, or all of them."),
     ] = "all",
     steps: Annotated[
-        int | None, typer.Option("--steps", help="Steps of one stage instead of its default.")
+        int | None,
+        typer.Option("--steps", min=1, help="Steps of one stage instead of its default."),
     ] = None,
     minutes: Annotated[
         float | None, typer.Option("--minutes", help="Stop and save after this long.")
@@ -49,6 +53,18 @@ def demo(
         raise OptionError(f"unknown stage {stage!r}: use {', '.join(recipe.STAGES)}, export or all")
     if steps is not None and stage not in recipe.STAGES:
         raise OptionError("--steps goes with one --stage")
+    if minutes is not None and not minutes > 0:
+        raise OptionError(f"--minutes must be more than 0, not {minutes:g}")
+    deadline = time.monotonic() + 60 * minutes if minutes else math.inf
+    for package in ("matplotlib", "rich"):
+        if importlib.util.find_spec(package) is None:
+            raise OptionError(f"training needs {package}: pip install 'outpace[train]'")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / ".writable").touch()
+        (out / ".writable").unlink()
+    except OSError as error:
+        raise OptionError(f"cannot write to {out} ({error.strerror}): use a folder") from error
     console = Console(stderr=True)
     names = [n for n in recipe.STAGES if stage in (n, "all")]
     for name in names:
@@ -58,7 +74,7 @@ def demo(
                 name,
                 out,
                 steps=steps,
-                minutes=minutes,
+                should_stop=lambda: time.monotonic() > deadline,
                 device=device,
                 compile_step=compile_step,
                 report=bar.report,

@@ -23,9 +23,6 @@ from ..trees import chain
 from ..types import Draft, Law, PointMass, Rows
 from .base import Commit, Context
 
-_CATCH_UP = 8
-"""A draft's first pass takes up to this many missing tokens; more are prefilled."""
-
 
 class ModelDrafter:
     """Drafts chains with a language model.
@@ -78,20 +75,16 @@ class ModelDrafter:
         live = [i for i, budget in enumerate(budgets) if budget]
         if len(live) == len(contexts):
             return Draft(*self._draw(contexts, budgets, warp, noise), trees=trees)
-        tokens = torch.zeros(
-            len(contexts),
-            max(budgets),
-            dtype=torch.int64,
-            device=law_device(self.model.device),
-        )
         if not live:
-            return Draft(tokens, PointMass(), trees=trees)
+            empty = torch.zeros(len(contexts), 0, dtype=torch.int64, device=warp.device)
+            return Draft(empty, PointMass(), trees=trees)
         drawn, law = self._draw(
             [contexts[i] for i in live],
             [budgets[i] for i in live],
             warp.select(live),
             None if noise is None else noise[live],
         )
+        tokens = drawn.new_zeros(len(contexts), drawn.shape[1])
         tokens[live] = drawn
         if isinstance(law, Rows):
             q = law.q.new_zeros(len(contexts), *law.q.shape[1:])
@@ -115,7 +108,7 @@ class ModelDrafter:
                 tokens.append(logits.argmax(-1))  # [B, 1]
             else:
                 assert noise is not None
-                rows.append(warp(logits))  # [B, 1, V]
+                rows.append(warp(logits.to(warp.device)))  # [B, 1, V]
                 tokens.append(categorical(rows[-1], noise[:, step : step + 1]))
         for slot, budget in zip(slots, budgets, strict=True):
             self._drafted[slot] = budget - 1
@@ -124,12 +117,7 @@ class ModelDrafter:
     def _catch_up(self, contexts: Sequence[Context]) -> Tensor:
         """Feed what each cache lacks of its context; logits `[B, 1, V]` after the last token."""
         lengths = self._cache.lengths
-        missing = []
-        for c in contexts:
-            held = lengths[c.slot]
-            if len(c.tokens) - held > _CATCH_UP:
-                prefill(self.model, self._cache, c.slot, self._known(c.tokens[held:-1]))
-            missing.append(self._known(c.tokens[lengths[c.slot] :]))
+        missing = [self._known(c.tokens[lengths[c.slot] :]) for c in contexts]
         width = max(map(len, missing))
         base = torch.tensor([lengths[c.slot] for c in contexts]).unsqueeze(1)
         padded = torch.tensor([m + [0] * (width - len(m)) for m in missing])

@@ -37,7 +37,7 @@ def check_max_len(max_len: int | None, context_length: int) -> int:
     """
     if max_len is None:
         return context_length
-    check_whole_number("max_len", max_len, 2, "positions per sequence")
+    max_len = check_whole_number("max_len", max_len, 2, "positions per sequence")
     if max_len > context_length:
         raise ContextLengthError(
             f"max_len={max_len} is more than the model's context of {context_length} positions"

@@ -119,8 +119,12 @@ class Engine:
         request.cancel()
         if request in self._waiting:
             self._waiting.remove(request)
-        if not self._stepping:  # a garbage collector may call from within a round
-            self._reap()
+        if not self._stepping:  # a garbage collector may call from anywhere within
+            self._stepping = True
+            try:
+                self._reap()
+            finally:
+                self._stepping = False
 
     @property
     def busy(self) -> bool:
@@ -141,6 +145,7 @@ class Engine:
         """
         self._stepping = True
         try:
+            self._reap()
             self._admit()
             running = list(self._running)
             if running:
@@ -151,8 +156,10 @@ class Engine:
                 request.fail(error)
             raise
         finally:
-            self._stepping = False
-            self._reap()
+            try:
+                self._reap()
+            finally:
+                self._stepping = False
 
     def _round(self, running: list[Request]) -> None:
         clock = Clock(self.target.device)
@@ -262,7 +269,8 @@ class Engine:
 
     def _reap(self) -> None:
         """Give back the slots of all that have finished."""
-        for request in [r for r in self._running if r.finish_reason is not None]:
+        while finished := [r for r in self._running if r.finish_reason is not None]:
+            request = finished[0]
             slot = _slot(request)
             self._running.remove(request)
             self._warp = None

@@ -90,6 +90,8 @@ class Request:
             if self.events:
                 last = self.events[-1]
                 self.events[-1] = replace(last, text=last.text + self._last_text())
+                if self.fresh:
+                    self.fresh[-1] = self.events[-1]
 
     def fail(self, error: BaseException) -> None:
         """Ended by an error."""

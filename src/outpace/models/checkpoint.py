@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, first_line
 
 _AGAIN = "download or copy the checkpoint again"
 
@@ -26,6 +26,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is missing: {_AGAIN}")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}): check it") from error
     except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON ({error}): {_AGAIN}") from error
     if not isinstance(value, dict):
@@ -78,6 +80,9 @@ class Weights:
             )
         raise CheckpointError(f"{self.folder} has no model.safetensors: {_AGAIN}")
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Whether a tensor is there and has this shape.
 
@@ -116,7 +121,7 @@ class _opened:
             return self._handle.__enter__()  # type: ignore[no-untyped-call]
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
-                f"{self._path} is truncated or corrupt ({str(error).splitlines()[0]}): {_AGAIN}"
+                f"{self._path} is truncated or corrupt ({first_line(error)}): {_AGAIN}"
             ) from error
 
     def __exit__(self, *details: Any) -> None:

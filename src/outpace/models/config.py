@@ -76,7 +76,7 @@ class LeanConfig:
                 f"config.json has {heads} heads over {kv_heads} key-value heads: the first must "
                 "be a multiple of the second"
             )
-        attention_bias = bool(c.get("attention_bias"))
+        attention_bias = family != "mistral" and bool(c.get("attention_bias"))
         rope, head_dim = _rope(c), int(c.get("head_dim") or hidden // heads)
         context_length = int(c["max_position_embeddings"])
         if context_length < 1:
@@ -101,7 +101,7 @@ class LeanConfig:
             tied=bool(c.get("tie_word_embeddings")),
             qkv_bias=attention_bias or family == "qwen2",
             output_bias=attention_bias and family != "qwen2",
-            mlp_bias=bool(c.get("mlp_bias")),
+            mlp_bias=family != "mistral" and bool(c.get("mlp_bias")),
             qk_norm=family == "qwen3",
             rope=rope,
             windows=_windows(c, layers),
@@ -126,21 +126,20 @@ def _rope(c: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _windows(c: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
-    window = c.get("sliding_window")
-    if not window or c.get("use_sliding_window") is False:
+    """Mistral has one window for all layers, Llama none whatever its configuration says, the
+    others name the kind of each layer."""
+    family, window = c["model_type"], c.get("sliding_window")
+    off = family == "llama" or (family != "mistral" and c.get("use_sliding_window") is False)
+    if not window or off:
         return (None,) * layers
     if int(window) < 0:
         raise CheckpointError(f"config.json has a sliding_window of {window}")
-    kinds = c.get("layer_types")
-    if kinds:
-        known = {"full_attention", "sliding_attention"}
-        if set(kinds) - known or len(kinds) != layers:
-            raise UnsupportedModelError(f"its layer types are {sorted(set(kinds))}")
-        return tuple(int(window) if k == "sliding_attention" else None for k in kinds)
-    if c["model_type"] == "mistral":
+    if family == "mistral":
         return (int(window),) * layers
-    first = int(c.get("max_window_layers") or 0)
-    return tuple(int(window) if i >= first else None for i in range(layers))
+    kinds = c.get("layer_types") or ()
+    if set(kinds) - {"full_attention", "sliding_attention"} or len(kinds) != layers:
+        raise UnsupportedModelError(f"its layer types are {sorted(set(kinds))}")
+    return tuple(int(window) if k == "sliding_attention" else None for k in kinds)
 
 
 def _rotary(c: Mapping[str, Any], layers: int) -> tuple[bool, ...]:

@@ -26,8 +26,11 @@ from .masks import additive, causal, visible, within
 from .norm import RMSNorm
 from .rope import inverse_frequencies, rotate, rotation_tables
 
-MIN_QUERY_ROWS = 4
-"""Attention over fewer rows takes other kernels, which round differently."""
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+QUERY_ROWS = 4
+"""Attention is asked for a multiple of this many query rows. It works in blocks of 32; a block,
+or what is left over, of fewer rows than this takes other kernels, which round differently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +69,13 @@ class LeanDecoder:
         self.config = config
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
-        self._embedding = load("model.embed_tokens.weight")
+        self._embedding = load(EMBEDDING)
         self._layers = []
         for i in range(config.layers):
             self._layers.append(_layer(config, load, f"model.layers.{i}."))
             progress()
         self._norm = _norm(config, load("model.norm.weight"))
-        self._head = Linear(self._embedding if config.tied else load("lm_head.weight"))
+        self._head = Linear(self._embedding if config.tied else load(HEAD))
         inverse, factor = inverse_frequencies(config.rope, config.head_dim, config.context_length)
         self._rope = inverse, factor
         self._cos, self._sin = self._tables(min(config.context_length, 4096))
@@ -161,6 +164,8 @@ class LeanDecoder:
             qk = rotate(qk, *angles)
         q, k = torch.split(qk, [c.heads, c.kv_heads], 2)
         flat = (batch * rows, c.kv_heads, c.head_dim)
+        if self.dtype == torch.float16:  # what overflows must not reach the rows it is masked from
+            k, v = k.nan_to_num(), v.nan_to_num()
         keys.view(-1, *flat[1:]).index_copy_(0, write, k.reshape(flat))
         values.view(-1, *flat[1:]).index_copy_(0, write, v.reshape(flat))
         return q
@@ -178,7 +183,7 @@ class LeanDecoder:
         fold = c.heads // c.kv_heads
         folded = q.view(batch, rows, c.kv_heads, fold, c.head_dim).permute(0, 2, 3, 1, 4)
         folded = folded.reshape(batch, c.kv_heads, fold * rows, c.head_dim)
-        short = max(0, MIN_QUERY_ROWS - fold * rows)
+        short = -fold * rows % QUERY_ROWS
         if short:
             folded = F.pad(folded, (0, 0, 0, short))
         parts = [
@@ -232,7 +237,7 @@ class LeanDecoder:
     ) -> dict[int | None, Tensor]:
         """Per window, additive masks `[b, 1, G * T, length]`; padding rows see everything."""
         fold = self.config.heads // self.config.kv_heads
-        short = max(0, MIN_QUERY_ROWS - fold * rows)
+        short = -fold * rows % QUERY_ROWS
         windows = set(self.config.windows)
         if block is None and windows == {None}:
             return {None: causal(lengths, rows, length, fold, short, self.dtype, self.device)}
@@ -279,11 +284,11 @@ def parameter_shapes(c: LeanConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor the decoder reads, by checkpoint name, with its shape."""
     q, kv, hidden, mlp = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.hidden_size, c.mlp_size
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (c.vocab_size, hidden),
+        EMBEDDING: (c.vocab_size, hidden),
         "model.norm.weight": (hidden,),
     }
     if not c.tied:
-        shapes["lm_head.weight"] = (c.vocab_size, hidden)
+        shapes[HEAD] = (c.vocab_size, hidden)
     linears = {
         "self_attn.q_proj": (q, hidden, c.qkv_bias),
         "self_attn.k_proj": (kv, hidden, c.qkv_bias),
@@ -316,8 +321,8 @@ def check_weights(config: LeanConfig, weights: Weights) -> None:
     """
     for name, shape in parameter_shapes(config).items():
         weights.check(name, shape)
-    rest = weights.unused(
-        lambda n: n.endswith("rotary_emb.inv_freq") or (config.tied and n == "lm_head.weight")
-    )
+    if config.tied and HEAD in weights:
+        weights.check(HEAD, (config.vocab_size, config.hidden_size))
+    rest = weights.unused(lambda n: n.endswith("rotary_emb.inv_freq"))
     if rest:
         raise UnsupportedModelError(f"it has parameters of another layout, e.g. {rest[0]!r}")

@@ -2,8 +2,8 @@
 
 On CPUs oneDNN's prepacked weights serve fp32 and bf16: two to five times
 faster than `F.linear` for the 1 to 16 rows of a decoding step, and each row's
-result is the same, bit for bit, whatever else is computed with it. Elsewhere
-`F.linear` does the work.
+result is the same, bit for bit, whatever else is computed with it (in bf16:
+where the processor has bf16 instructions). Elsewhere `F.linear` does the work.
 """
 
 from __future__ import annotations
@@ -11,6 +11,22 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether the hardware has bf16 matrix instructions.
+
+    Without them bf16 is emulated: slower than fp32, and what a row becomes
+    depends on the number of rows.
+    """
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cpu":
+        return True
+    read = getattr(torch.cpu, "get_capabilities", None)
+    if read is None:
+        return bool(torch.cpu._is_avx512_bf16_supported())
+    return any(read().get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def prepacking_available(device: torch.device, dtype: torch.dtype) -> bool:

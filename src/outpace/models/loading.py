@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from ..errors import (
 from .base import LanguageModel
 from .checkpoint import Weights, read_json
 from .config import LeanConfig, context_length
-from .lean import LeanDecoder, check_weights
-from .linear import prepacking_available
+from .lean import EMBEDDING, HEAD, LeanDecoder, check_weights
+from .linear import multiplies_bf16
 from .tokenizer import Tokenizer
 
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -62,8 +62,15 @@ class Source:
         return context_length(self.config)
 
 
-def locate(name: str | Path) -> Path:
+_SMALL_FILES = ["*.json", "tokenizer.model", "*.txt", "*.jinja"]
+_COPIES = ["*/*", "consolidated*"]  # of the weights, in other layouts
+
+
+def locate(name: str | Path, weights: bool = True) -> Path:
     """The folder of a checkpoint: the shipped pair, a path, or a hub id.
+
+    Args:
+        weights: whether what comes from the hub includes them.
 
     Raises:
         CheckpointError: there is no such thing, here or on the hub.
@@ -71,20 +78,23 @@ def locate(name: str | Path) -> Path:
     text = str(name)
     if text in (DEMO_TARGET, DEMO_DRAFT):
         return ASSETS / ("target" if text == DEMO_TARGET else "draft")
-    path = Path(text).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise CheckpointError(f"{text} is a file: give the checkpoint's folder")
+    try:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            return path
+        if path.exists():
+            raise CheckpointError(f"{text} is a file: give the checkpoint's folder")
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{text} cannot be read ({first_line(error)}): check it") from error
     if text.count("/") != 1 or text.startswith((".", "/", "~")):
         raise CheckpointError(
             f"{text} does not exist: give a checkpoint folder, a hub id (owner/name) or 'demo'"
         )
     from huggingface_hub import snapshot_download
 
-    patterns = ["*.json", "*.safetensors", "tokenizer.model", "*.txt", "*.jinja"]
+    wanted = [*_SMALL_FILES, "*.safetensors"] if weights else _SMALL_FILES
     try:
-        return Path(snapshot_download(text, allow_patterns=patterns))
+        return Path(snapshot_download(text, allow_patterns=wanted, ignore_patterns=_COPIES))
     except Exception as error:
         raise CheckpointError(
             f"{text} is neither a folder here nor to be had from the hub "
@@ -101,23 +111,24 @@ def inspect_checkpoint(name: str | Path) -> Source:
     """
     from transformers import AutoConfig
 
-    folder = locate(name)
+    folder = locate(name, weights=False)
     raw = read_json(folder / "config.json")
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
         raise UnsupportedModelError(
             f"{name} has a configuration that transformers cannot read ({first_line(error)}): "
             "check model_type in config.json, or upgrade transformers"
         ) from error
     _check_causal(str(name), raw)
-    weights = Weights(folder)
+    weights = Weights(locate(name))
     lean, reason = None, ""
     try:
         lean = LeanConfig.read(config.to_dict())
         check_weights(lean, weights)
     except UnsupportedModelError as error:
         lean, reason = None, str(error)
+        _check_adaptable(str(name), config, reason)
     return Source(str(name), folder, raw, config, weights, lean, reason)
 
 
@@ -163,9 +174,10 @@ def choose_device(device: str | torch.device | None) -> torch.device:
 def choose_dtype(
     dtype: str | torch.dtype | None, stored: str | torch.dtype | None, device: torch.device
 ) -> torch.dtype:
-    """The dtype as given; by default the checkpoint's, or fp32 where that is not fast.
+    """The dtype as given; by default the checkpoint's, or the nearest that is fast here.
 
-    bf16 needs a CPU with bf16 instructions or a GPU that has them; fp16 needs a GPU.
+    fp32 stays fp32. A CPU takes the 16-bit formats as bf16, or as fp32 where it has no
+    bf16 instructions; a GPU that has none takes bf16 as fp16.
 
     Raises:
         OptionError: not fp32, bf16 or fp16.
@@ -179,10 +191,11 @@ def choose_dtype(
             raise OptionError(f"dtype {dtype} is not supported: use float32, bfloat16 or float16")
         return dtype
     wanted = _DTYPES.get(str(stored).removeprefix("torch."), torch.float32)
+    if wanted == torch.float32:
+        return wanted
     if device.type == "cpu":
-        fast = prepacking_available(device, torch.bfloat16)
-        return torch.bfloat16 if wanted != torch.float32 and fast else torch.float32
-    if device.type == "cuda" and wanted == torch.bfloat16 and not torch.cuda.is_bf16_supported():
+        return torch.bfloat16 if multiplies_bf16(device) else torch.float32
+    if wanted == torch.bfloat16 and not multiplies_bf16(device):
         return torch.float16
     return wanted
 
@@ -203,7 +216,10 @@ def load_model(
     stored = getattr(source.config, "dtype", None) or getattr(source.config, "torch_dtype", None)
     kind = choose_dtype(dtype, stored, place)
     if source.lean is None:
-        return _adapted(source, kind, place, source.reason)
+        progress(source.name, 0, 1)
+        model = _adapted(source, kind, place)
+        progress(source.name, 1, 1)
+        return model
     done, total = 0, source.lean.layers
 
     def advance() -> None:
@@ -211,30 +227,54 @@ def load_model(
         done += 1
         progress(source.name, done, total)
 
-    return LeanDecoder(source.lean, lambda n: source.weights.load(n, kind, place), advance)
+    lean = source.lean
+    if lean.tied and HEAD in source.weights:  # transformers ties equal tensors only
+        head, embedding = (source.weights.load(n, kind, place) for n in (HEAD, EMBEDDING))
+        lean = replace(lean, tied=torch.equal(head, embedding))
+        del head, embedding
+    return LeanDecoder(lean, lambda n: source.weights.load(n, kind, place), advance)
 
 
-def _adapted(
-    source: Source, dtype: torch.dtype, device: torch.device, reason: str
-) -> LanguageModel:
-    from transformers import AutoModelForCausalLM
+def _check_adaptable(name: str, config: Any, reason: str) -> None:
+    """Whether the adapter might run what the lean decoder does not take.
+
+    Raises:
+        UnsupportedModelError: its class or configuration shows that it cannot.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    from .adapter import TransformersAdapter, refuse_unfit
+    from .adapter import refuse_unfit
 
     try:
-        refuse_unfit(MODEL_FOR_CAUSAL_LM_MAPPING[type(source.config)], source.config)
+        refuse_unfit(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config)
+    except UnsupportedModelError as error:
+        raise _no_runner(name, config, error, reason) from error
+    except ImportError as error:
+        raise CheckpointError(
+            f"{name} needs a package that is not here ({first_line(error)}): install it"
+        ) from error
+
+
+def _no_runner(name: str, config: Any, error: Exception, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{name} ({config.model_type}) cannot be run exactly: {error}; the lean decoder does not "
+        f"take it because {reason}. Use a model whose cache holds keys and values only"
+    )
+
+
+def _adapted(source: Source, dtype: torch.dtype, device: torch.device) -> LanguageModel:
+    from transformers import AutoModelForCausalLM
+
+    from .adapter import TransformersAdapter
+
+    try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            source.folder, dtype=dtype, output_loading_info=True
+            source.folder, dtype=dtype, output_loading_info=True, trust_remote_code=False
         )
         _check_complete(source.name, report)
         return TransformersAdapter(model.to(device))
     except UnsupportedModelError as error:
-        raise UnsupportedModelError(
-            f"{source.name} ({source.config.model_type}) cannot be run exactly: {error}; the lean "
-            f"decoder does not take it because {reason}. Use a model whose cache holds keys and "
-            "values only"
-        ) from error
+        raise _no_runner(source.name, source.config, error, source.reason) from error
     except OutpaceError:
         raise
     except ImportError as error:
@@ -272,10 +312,20 @@ def load_tokenizer(source: Source) -> Tokenizer:
 
 
 def eos_token_ids(source: Source, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The ids that end a text: `generation_config.json`, else the model's, else the tokenizer's."""
+    """The ids that end a text: `generation_config.json`, else the model's, else the tokenizer's.
+
+    Raises:
+        CheckpointError: they are no token ids.
+    """
     path = source.folder / "generation_config.json"
     for holder in (read_json(path) if path.is_file() else {}, source.raw):
         eos = holder.get("eos_token_id")
         if eos is not None:
-            return tuple(int(i) for i in (eos if isinstance(eos, list) else [eos]))
+            ids = eos if isinstance(eos, list) else [eos]
+            if not all(type(i) is int for i in ids):
+                raise CheckpointError(
+                    f"{source.name} has eos_token_id {eos!r} in its configuration: it must be a "
+                    "token id or a list of them"
+                )
+            return tuple(ids)
     return tokenizer.eos_token_ids

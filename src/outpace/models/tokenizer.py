@@ -37,7 +37,7 @@ class Tokenizer:
                 "tokenizer.save_pretrained"
             )
         try:
-            return cls(AutoTokenizer.from_pretrained(folder))
+            return cls(AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
         except Exception as error:
             raise CheckpointError(
                 f"the tokenizer in {folder} cannot be read ({first_line(error)}): "
@@ -50,11 +50,14 @@ class Tokenizer:
         Raises:
             OptionError: the text holds what is no Unicode character.
         """
+        return self._ids(text, add_special_tokens=True)
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise OptionError("the prompt is not valid Unicode: give UTF-8 text") from error
-        return list(self.hf(text)["input_ids"])
+        return list(self.hf(text, add_special_tokens=add_special_tokens)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self.hf.decode(
@@ -83,7 +86,7 @@ class Tokenizer:
             raise OptionError(
                 f"the chat template refused the messages: {first_line(error)}"
             ) from error
-        return list(self.hf(text, add_special_tokens=False)["input_ids"])
+        return self._ids(text, add_special_tokens=False)
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -97,7 +100,10 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        return frozenset(self.hf.all_special_ids)
+        """Ids that are not text: those with a role, and all that the tokenizer flags so."""
+        added = getattr(self.hf, "added_tokens_decoder", {})
+        flagged = (i for i, token in added.items() if token.special)
+        return frozenset(self.hf.all_special_ids).union(flagged)
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """A fresh detokenizer for the text that continues a prompt."""
@@ -176,8 +182,12 @@ class WindowDetokenizer(Detokenizer):
         now = self._tokenizer.decode(self._ids[self._start :])
         if len(now) <= len(before) or (now.endswith(_REPLACEMENT) and not final):
             return ""
+        if now.startswith(before):
+            new = now[len(before) :]
+        else:  # a stray byte undid the character before it, which is out already
+            new = self._tokenizer.decode(self._ids[self._read :])
         self._start, self._read = self._read, len(self._ids)
-        return now[len(before) :]
+        return new
 
 
 class NullDetokenizer(Detokenizer):

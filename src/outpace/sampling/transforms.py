@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ..types import SamplingParams
 
-_COLDEST = 1e-30
-"""Lower temperatures are taken as this: it is argmax already, and fp32 can hold it."""
+_COLDEST, _HOTTEST = 1e-30, 1e30
+"""Temperatures beyond these are taken as these: the law is argmax or uniform already, and fp32
+can hold them."""
 
 
 def top_k_mask(logits: Tensor, k: Tensor, largest: int) -> Tensor:
@@ -76,13 +77,20 @@ class Warp:
         self._params, self._vocab_size, self._device = params, vocab_size, device
         self.all_greedy = all(s.greedy for s in params)
         self._greedy = column([s.greedy for s in params]) if any(s.greedy for s in params) else None
-        temperatures = [1.0 if s.greedy else max(s.temperature, _COLDEST) for s in params]
+        temperatures = [
+            1.0 if s.greedy else float(min(max(s.temperature, _COLDEST), _HOTTEST)) for s in params
+        ]
         self._temperature = column(temperatures) if any(t != 1 for t in temperatures) else None
         kept = [min(s.top_k or vocab_size, vocab_size) for s in params]
         self._top_k = (column(kept), max(kept)) if min(kept) < vocab_size else None
         self._top_p = (
             column([s.top_p for s in params]) if any(s.top_p < 1 for s in params) else None
         )
+
+    @property
+    def device(self) -> torch.device:
+        """Where it takes logits."""
+        return self._device
 
     def select(self, rows: Sequence[int]) -> Warp:
         """The same for some of the sequences."""

@@ -4,7 +4,7 @@ Stages, each resumable in the work folder: read the corpus, train the
 tokenizer, encode, train a shallow model on next-token prediction, stack its
 layers and train the target, let that write and score what the draft learns
 from, distil the draft. A model that is finished is published in `pair/` as it
-ships, with its log; later stages need nothing else of it.
+ships, with its log.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import copy
 import json
 import platform
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 
 from ..assembly import load
 from ..errors import CheckpointError, OptionError
+from ..models.checkpoint import read_json
 from . import attention, corpus
 from .bpe import END_OF_TEXT, train_tokenizer
 from .loop import TrainConfig, train, windows
@@ -119,7 +119,7 @@ def prepare(folder: Path) -> Corpus:
         paths = [f.path for f in files if f.held_out]
         facts = {"held_out": paths, "files": len(files), "python": platform.python_version()}
         meta.write_text(json.dumps(facts, indent=1))
-    info = json.loads(meta.read_text())
+    info = read_json(meta)
     return Corpus(
         train=np.load(folder / "train.npy", mmap_mode="r"),
         held_out=np.load(folder / "held_out.npy", mmap_mode="r"),
@@ -134,26 +134,20 @@ def run_stage(
     folder: Path,
     *,
     steps: int | None = None,
-    minutes: float | None = None,
     device: str = "cpu",
     compile_step: bool = False,
     report: Callable[[dict[str, float]], None] = lambda row: None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Run or resume one stage; True when it has reached its last step.
 
     Args:
         steps: overrides the stage's number of steps (a run that has not begun
             to decay may be made longer or shorter).
-        minutes: stop and save after this long.
         compile_step: compile forward and backward (needs a C++ compiler).
     """
     if stage not in STAGES:
         raise OptionError(f"unknown stage {stage!r}: choose from {', '.join(STAGES)}")
-    deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
-
-    def should_stop() -> bool:
-        return time.monotonic() > deadline
-
     config = STAGES[stage]
     if isinstance(config, TeachConfig):
         if steps is not None:

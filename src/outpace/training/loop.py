@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import CheckpointError, OptionError
+from ..errors import CheckpointError, OptionError, first_line
+from ..models.linear import multiplies_bf16
 from .muon import Muon
 from .objectives import Objective, next_token
 
@@ -109,14 +110,6 @@ def visits(key: tuple[int, ...], count: int, first: int, number: int) -> Iterato
 @lru_cache(maxsize=2)
 def _order(key: tuple[int, ...], count: int) -> np.ndarray:
     return np.random.default_rng(key).permutation(count)
-
-
-def multiplies_bf16(device: torch.device) -> bool:
-    """Whether the hardware has bf16 matrix instructions; without them bf16 only slows training."""
-    if device.type != "cpu":
-        return True
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
-    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def precision(device: torch.device) -> torch.autocast:
@@ -222,7 +215,7 @@ def train(
             _save(model, optims, config, step, folder)
         if last:
             break
-    return step == config.steps
+    return step >= config.steps
 
 
 def _backward(
@@ -246,7 +239,12 @@ def _resume(
     path = folder / "checkpoint.pt"
     if not path.exists():
         return 0
-    saved = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({first_line(error)}): delete it to begin again"
+        ) from error
     mine, theirs = asdict(config), saved["config"]
     free = {
         "steps",

@@ -52,7 +52,7 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.1,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum, "decay": weight_decay})
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self._dtype = dtype
 
     @torch.no_grad()
@@ -60,14 +60,22 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._move(parameter, group["lr"], group["momentum"], group["decay"])
+                    self._move(parameter, parameter.grad, **group)
 
-    def _move(self, parameter: Tensor, lr: float, momentum: float, decay: float) -> None:
+    def _move(
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        **_: Any,
+    ) -> None:
         state = self.state[parameter]
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
-        average: Tensor = state["momentum"].lerp_(parameter.grad, 1 - momentum)
-        ahead = parameter.grad.lerp(average, momentum)
+        average: Tensor = state["momentum"].lerp_(gradient, 1 - momentum)
+        ahead = gradient.lerp(average, momentum)
         direction = orthogonalised(ahead.to(self._dtype or ahead.dtype))
-        parameter.mul_(1 - lr * decay)
+        parameter.mul_(1 - lr * weight_decay)
         parameter.add_(direction, alpha=-lr * 0.2 * max(parameter.shape) ** 0.5)

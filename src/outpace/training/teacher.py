@@ -19,6 +19,7 @@ from torch import nn
 
 from ..errors import CheckpointError, OptionError
 from ..generator import Generator
+from ..models.checkpoint import read_json
 from ..types import SamplingParams
 from .loop import Batches, TrainConfig, precision, visits
 from .objectives import logits_of
@@ -66,7 +67,7 @@ class Lessons:
         mine = json.loads(json.dumps(asdict(config)))
         self.written = self.scored = 0
         if self._state.exists():
-            state = json.loads(self._state.read_text())
+            state = read_json(self._state)
             if state["config"] != mine:
                 raise CheckpointError(f"{folder} was taught otherwise: use another folder")
             self.written, self.scored = state["written"], state["scored"]

@@ -21,8 +21,8 @@ def make_verifier(name: str) -> Verifier:
     Raises:
         OptionError: no verifier goes by it.
     """
-    if name not in VERIFIERS:
-        near = difflib.get_close_matches(name, VERIFIERS, 1)
+    if name not in list(VERIFIERS):
+        near = difflib.get_close_matches(str(name), VERIFIERS, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(VERIFIERS)}"
         raise OptionError(f"unknown verifier {name!r}: {hint}")
     return VERIFIERS[name]()
