@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     prompts = held_out_prompts(options.prompts)
     rows = []
@@ -45,7 +46,7 @@ def main() -> None:
                     for engine, make in (("outpace", _outpace), ("transformers", _transformers))
                 }
                 rows.append(_row(_measure(runs, prompts, options.repeats), name, temperature))
-                rows[-1]["k"] = options.k
+                rows[-1] |= {"k": options.k, "device": options.device}
                 print(rows[-1], flush=True)
     record("against-transformers", rows)
 
@@ -94,7 +95,14 @@ def _row(speeds: Speeds, pair: str, temperature: float) -> dict[str, object]:
 def _outpace(
     folders: tuple[Path, Path], dtype: str, temperature: float, options: argparse.Namespace
 ) -> Run:
-    generator = outpace.load(str(folders[0]), str(folders[1]), options.k, dtype=dtype, max_batch=1)
+    generator = outpace.load(
+        str(folders[0]),
+        str(folders[1]),
+        options.k,
+        dtype=dtype,
+        device=options.device,
+        max_batch=1,
+    )
 
     def run(prompt: str, seed: int) -> int:
         result = generator.generate(
@@ -115,7 +123,10 @@ def _transformers(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     kind = getattr(torch, dtype)
-    target, draft = (AutoModelForCausalLM.from_pretrained(f, dtype=kind).eval() for f in folders)
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(f, dtype=kind).to(options.device).eval()
+        for f in folders
+    )
     tokenizer = AutoTokenizer.from_pretrained(folders[0])
     for model in (target, draft):
         model.generation_config.eos_token_id = None
@@ -123,10 +134,10 @@ def _transformers(
     draft.generation_config.num_assistant_tokens = options.k
     draft.generation_config.num_assistant_tokens_schedule = "constant"
     draft.generation_config.assistant_confidence_threshold = 0.0
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+    sampling = {"temperature": temperature, "top_k": 0} if temperature else {}
 
     def run(prompt: str, seed: int) -> int:
-        ids = tokenizer(prompt, return_tensors="pt")
+        ids = tokenizer(prompt, return_tensors="pt").to(options.device)
         torch.manual_seed(seed)
         out = target.generate(
             input_ids=ids["input_ids"],
@@ -134,7 +145,7 @@ def _transformers(
             assistant_model=draft,
             max_new_tokens=options.tokens,
             do_sample=bool(temperature),
-            **{k: v for k, v in sampling.items() if k != "do_sample"},
+            **sampling,
         )
         return int(out.shape[1] - ids["input_ids"].shape[1])
 

@@ -1,6 +1,6 @@
 """One forward pass of about 40M parameters: the lean decoder against transformers.
 
-Random weights, bf16, 256 tokens of context, 1 and 5 query rows, interleaved,
+Random weights, bf16 by default, 256 tokens of context, 1 and 5 query rows, interleaved,
 medians. The ratio is lean time over transformers' time.
 
     python benchmarks/forward.py
@@ -26,7 +26,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="bfloat16")
     options = parser.parse_args()
+    dtype = getattr(torch, options.dtype)
     from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
@@ -42,12 +44,12 @@ def main() -> None:
     )
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        model = Qwen3ForCausalLM(config).to(torch.bfloat16)
+        model = Qwen3ForCausalLM(config).to(dtype)
         model.save_pretrained(folder)
         parameters = sum(p.numel() for p in model.parameters())
-        reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        reference = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         reference.to(options.device).eval()
-        lean = load_model(inspect_checkpoint(Path(folder)), torch.bfloat16, options.device)
+        lean = load_model(inspect_checkpoint(Path(folder)), dtype, options.device)
         text = torch.arange(CONTEXT, device=options.device)
         cache = lean.new_cache(1, 1024)
         prefill(lean, cache, 0, text.tolist())
@@ -71,13 +73,15 @@ def main() -> None:
                 rows.append(
                     {
                         "parameters": parameters,
+                        "dtype": options.dtype,
                         "query_rows": n,
                         "lean_ms": round(a * 1e3, 3),
                         "transformers_ms": round(b * 1e3, 3),
                         "ratio": round(a / b, 3),
                     }
                 )
-    record("forward" if options.device == "cpu" else f"forward-{options.device}", rows)
+    defaults = {"cpu", "bfloat16"}
+    record("-".join(["forward", *sorted({options.device, options.dtype} - defaults)]), rows)
 
 
 def _now(device: str) -> float:

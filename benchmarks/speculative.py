@@ -10,8 +10,10 @@ plain runs are interleaved with the speculative ones.
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import outpace
 from environment import record
@@ -29,17 +31,20 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--name", default="speculative")
     options = parser.parse_args()
     prompts = held_out_prompts(options.prompts)
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in options.pairs:
             target, draft = pair_folders(name, Path(scratch))
             for dtype in options.dtypes:
                 for temperature in options.temperatures:
                     for k in options.k:
-                        generator = outpace.load(str(target), str(draft), k, dtype=dtype)
+                        generator = outpace.load(
+                            str(target), str(draft), k, dtype=dtype, device=options.device
+                        )
                         params = outpace.SamplingParams(
                             temperature=temperature,
                             seed=0,
@@ -49,13 +54,30 @@ def main() -> None:
                         found = compare(generator, prompts, params, options.repeats)
                         row = _row(found)
                         rows.append(
-                            {"pair": name, "dtype": dtype, "temperature": temperature, "k": k} | row
+                            {
+                                "pair": name,
+                                "device": options.device,
+                                "dtype": dtype,
+                                "temperature": temperature,
+                                "k": k,
+                            }
+                            | row
                         )
                         print(rows[-1], flush=True)
+    for row in rows:  # the one to look at: what plain decoding is faster in
+        plain = {
+            dtype: statistics.median(
+                r["plain_tokens_per_s"]
+                for r in rows
+                if r["pair"] == row["pair"] and r["dtype"] == dtype
+            )
+            for dtype in options.dtypes
+        }
+        row["faster_dtype"] = max(plain, key=plain.__getitem__)
     record(options.name, rows)
 
 
-def _row(found: outpace.bench.compare.Comparison) -> dict[str, object]:
+def _row(found: outpace.bench.compare.Comparison) -> dict[str, Any]:
     plain, fast = found.rows[1], found.rows[2]
     return {
         "plain_tokens_per_s": round(plain.tokens_per_second, 1),
