@@ -6,7 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+
+from outpace.models.linear import multiplies_bf16
+
+EXACT = [
+    "float32",
+    pytest.param(
+        "bfloat16",
+        marks=pytest.mark.skipif(
+            not multiplies_bf16(torch.device("cpu")), reason="no bf16 on this CPU"
+        ),
+    ),
+]
+"""Types in which a row's result must not depend on its company, to the last bit."""
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97,

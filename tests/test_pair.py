@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 import outpace
+from checkpoints import EXACT
 from outpace.bench.prompts import held_out_prompts
 from outpace.models.loading import ASSETS, locate
 from outpace.verifiers import GreedyVerifier, Verdict
 
 pytestmark = pytest.mark.skipif(
-    not (ASSETS / "target").is_dir(), reason="the pair is not trained yet"
+    not (ASSETS / "draft").is_dir(), reason="the draft is not trained yet"
 )
 GREEDY = {"max_new_tokens": 128, "eos_token_ids": ()}
 
@@ -76,7 +77,7 @@ def test_a_rule_that_accepts_one_token_too_many_is_caught(prompts, plain_ids, mo
     assert any(differing)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", EXACT)
 def test_a_seeded_request_does_not_feel_its_neighbours(prompts, dtype):
     """Alone and among seven others: the same tokens, in bf16 too."""
     fast = load(4, 8, dtype)
@@ -100,7 +101,7 @@ def test_the_weights_are_small_and_the_card_lists_what_was_held_out():
 
 def test_it_writes_python(prompts):
     """Sampled completions contain what Python is made of."""
-    fast = load(4, 8, "bfloat16")
+    fast = load(4, 8)
     text = "".join(
         r.text for r in fast.generate(prompts[:8], temperature=0.8, seed=0, max_new_tokens=96)
     )

@@ -27,21 +27,13 @@ from running import (
     together,
 )
 
-from checkpoints import LEAN
+from checkpoints import EXACT, LEAN
 from outpace.models import inspect_checkpoint, linear, load_model, prefill
 from outpace.models.lean import LeanDecoder
 from outpace.trees import block_mask, block_offsets
 from outpace.types import Tree
 
 BLOCKS = (17, 1, 5, 4, 1, 12)
-CPU = torch.device("cpu")
-EXACT = [
-    "fp32",
-    pytest.param(
-        "bf16",
-        marks=pytest.mark.skipif(not linear.multiplies_bf16(CPU), reason="no bf16 on this CPU"),
-    ),
-]
 
 
 def off(a, b):

@@ -20,7 +20,7 @@ def multiplies_bf16(device: torch.device) -> bool:
     depends on the number of rows.
     """
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
         return True
     read = getattr(torch.cpu, "get_capabilities", None)
