@@ -8,7 +8,7 @@ demo: .venv/ready
 	$(BIN)/outpace demo
 
 test: .venv/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4
 
 lint: .venv/ready
 	$(BIN)/ruff check .

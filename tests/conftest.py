@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from checkpoints import build
 from outpace.training.bpe import train_tokenizer
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores
+    torch.set_num_threads(1)
 
 settings.register_profile("outpace", deadline=None, derandomize=True)
 settings.load_profile("outpace")
