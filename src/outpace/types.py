@@ -70,10 +70,9 @@ class SamplingParams:
         object.__setattr__(self, "stop", _strings("stop", self.stop))
         if self.eos_token_ids is not None:
             given: Any = self.eos_token_ids
-            many = hasattr(given, "__iter__") and not hasattr(given, "__index__")
             if isinstance(given, (np.ndarray, Tensor)):
-                many, given = True, given.flatten().tolist()
-            ids = [_whole(i) for i in (given if many else (given,))]
+                given = given.flatten().tolist()
+            ids = [_whole(i) for i in (given if hasattr(given, "__iter__") else (given,))]
             for i in ids:
                 check_whole_number(
                     "eos_token_ids", i, 0, "give token ids of the target's vocabulary"

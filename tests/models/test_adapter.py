@@ -157,8 +157,11 @@ REASONS = {"mamba": "recurrent state", "rwkv": "recurrent state", "bloom": "no p
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_roll_back_is_refused_with_its_reason(saved, name):
-    """Before any weight is loaded."""
+def test_what_cannot_roll_back_is_refused_with_its_reason(saved, monkeypatch, name):
+    def unreachable(*args, **kwargs):
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", unreachable)
     with pytest.raises(UnsupportedModelError, match=REASONS[name]) as caught:
         inspect_checkpoint(saved(name).folder)
     message = str(caught.value)

@@ -56,7 +56,7 @@ def demo(
     if minutes is not None and not minutes > 0:
         raise OptionError(f"--minutes must be more than 0, not {minutes:g}")
     deadline = time.monotonic() + 60 * minutes if minutes else math.inf
-    for package in ("matplotlib", "rich"):
+    for package in ("matplotlib", "tokenizers"):
         if importlib.util.find_spec(package) is None:
             raise OptionError(f"training needs {package}: pip install 'outpace[train]'")
     try:
