@@ -7,12 +7,10 @@ import pytest
 import outpace
 from checkpoints import EXACT
 from outpace.bench.prompts import held_out_prompts
+from outpace.cli.main import run
 from outpace.models.loading import ASSETS, locate
 from outpace.verifiers import GreedyVerifier, Verdict
 
-pytestmark = pytest.mark.skipif(
-    not (ASSETS / "draft").is_dir(), reason="the draft is not trained yet"
-)
 GREEDY = {"max_new_tokens": 128, "eos_token_ids": ()}
 
 
@@ -107,3 +105,20 @@ def test_it_writes_python(prompts):
     )
     for word in ("self", "return", "if ", "\n    ", "("):
         assert word in text
+
+
+def test_the_demo_shows_both_and_says_whether_they_agree(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run(["demo", "def area(", "-n", "24", "--no-color"]) == 0
+    out = capsys.readouterr().out
+    assert "plain decoding" in out
+    assert "speculative, K =" in out
+    assert out.count("def area(") == 2
+    assert "the same 24 tokens" in out
+    assert "NOT" not in out
+    assert max(len(line) for line in out.splitlines()) <= 100
+
+
+def test_the_demo_samples_too(capsys):
+    assert run(["demo", "def area(", "-n", "8", "-t", "0.8", "--no-color"]) == 0
+    assert "the same law" in capsys.readouterr().out

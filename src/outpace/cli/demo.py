@@ -10,9 +10,10 @@ from . import common
 
 PROMPT = '''import os
 
-def read_config(path, encoding="utf-8"):
-    """Read a configuration file and return its sections as a dictionary."""
-'''
+def find_files(top, suffix):
+    """Return the files below a directory whose names end with a suffix."""
+    found = []
+    for name in os.listdir(top):'''
 
 
 def demo(
@@ -20,7 +21,7 @@ def demo(
     k: common.DraftLength = 4,
     temperature: common.Temperature = 0.0,
     seed: common.Seed = 0,
-    max_new_tokens: common.MaxNewTokens = 160,
+    max_new_tokens: common.MaxNewTokens = 96,
     no_color: common.NoColor = False,
 ) -> None:
     """Generate from the shipped pair, plainly and speculatively, and compare."""

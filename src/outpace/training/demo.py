@@ -57,9 +57,9 @@ SHAPES = {
 STAGES: dict[str, TrainConfig | TeachConfig] = {
     "shallow": TrainConfig(steps=600, decay_fraction=0.0, long_fraction=0.0, seed=2),
     "target": TrainConfig(steps=500, warmup=30, decay_fraction=0.9),
-    "teach": TeachConfig(),
+    "teach": TeachConfig(copied=4608, generated=3072),
     "draft": TrainConfig(
-        steps=5000, muon_lr=6e-3, adamw_lr=5e-3, length=512, decay_fraction=0.8, seed=1
+        steps=3600, muon_lr=6e-3, adamw_lr=5e-3, length=512, decay_fraction=0.8, seed=1
     ),
 }
 
