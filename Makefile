@@ -8,7 +8,7 @@ demo: .venv/ready
 	$(BIN)/outpace demo
 
 test: .venv/ready
-	$(BIN)/python -m pytest -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -10,7 +10,6 @@ plain runs are interleaved with the speculative ones.
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -64,19 +63,20 @@ def main() -> None:
                             | row
                         )
                         print(rows[-1], flush=True)
-    for name in options.pairs:
-        _say_faster_dtype([row for row in rows if row["pair"] == name])
+    compare_dtypes(rows)
     record(options.name, rows)
 
 
-def _say_faster_dtype(rows: list[dict[str, Any]]) -> None:
-    """Mark one pair's rows with the dtype that its plain decoding is faster in."""
-    speeds: dict[str, list[float]] = {}
+def compare_dtypes(rows: list[dict[str, Any]]) -> None:
+    """Add each row's speed over plain decoding in the dtype in which that is fastest."""
+    plain: dict[tuple[str, float], list[tuple[float, str]]] = {}
     for row in rows:
-        speeds.setdefault(row["dtype"], []).append(row["plain_tokens_per_s"])
-    faster = max(speeds, key=lambda dtype: statistics.median(speeds[dtype]))
+        key = row["pair"], row["temperature"]
+        plain.setdefault(key, []).append((row["plain_tokens_per_s"], row["dtype"]))
     for row in rows:
-        row["faster_dtype"] = faster
+        speed, dtype = max(plain[row["pair"], row["temperature"]])
+        row["fastest_plain_dtype"] = dtype
+        row["speedup_over_fastest_plain"] = round(row["speculative_tokens_per_s"] / speed, 3)
 
 
 def _row(found: outpace.bench.compare.Comparison) -> dict[str, Any]:

@@ -19,6 +19,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores
 settings.register_profile("outpace", deadline=None, derandomize=True)
 settings.load_profile("outpace")
 
+
+def pytest_collection_modifyitems(items):
+    """What must run in one process is long: it begins first."""
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
+
 TEXT = ["def naïve(x):\n    return 'größe 你好 🙂' * x\n", "for i in range(10):\n    print(i)\n"]
 VOCAB = 320
 

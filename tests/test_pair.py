@@ -11,6 +11,8 @@ from outpace.cli.main import run
 from outpace.models.loading import ASSETS, locate
 from outpace.verifiers import GreedyVerifier, Verdict
 
+shares_plain_ids = pytest.mark.xdist_group("plain_ids")
+"""One process runs these, so that plain decoding runs once."""
 GREEDY = {"max_new_tokens": 128, "eos_token_ids": ()}
 
 
@@ -32,6 +34,7 @@ def load(k: int, max_batch: int, dtype: str = "float32", **options) -> outpace.G
     )
 
 
+@shares_plain_ids
 @pytest.mark.parametrize("k", [3, 7])
 def test_greedy_alone_equals_plain(prompts, plain_ids, k):
     fast = load(k, 1)
@@ -39,6 +42,7 @@ def test_greedy_alone_equals_plain(prompts, plain_ids, k):
     assert fast.engine.stats.tokens_per_pass > 1.3
 
 
+@shares_plain_ids
 def test_greedy_in_ragged_batches_equals_plain(prompts, plain_ids):
     """50 prompts through 8 slots: they enter and leave at different times."""
     fast = load(4, 8)
@@ -52,6 +56,7 @@ def test_greedy_in_ragged_batches_equals_plain(prompts, plain_ids):
         assert len(result.token_ids) >= 128 - 30
 
 
+@shares_plain_ids
 def test_a_rule_that_accepts_one_token_too_many_is_caught(prompts, plain_ids, monkeypatch):
     """Negative control of both tests above."""
     honest = GreedyVerifier.__call__
