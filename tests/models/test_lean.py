@@ -28,7 +28,7 @@ from running import (
 )
 
 from checkpoints import EXACT, LEAN
-from outpace.models import inspect_checkpoint, linear, load_model, prefill
+from outpace.models import inspect_checkpoint, lean, linear, load_model, prefill
 from outpace.models.lean import LeanDecoder
 from outpace.trees import block_mask, block_offsets
 from outpace.types import Tree
@@ -323,6 +323,32 @@ def test_rows_left_over_from_a_block_are_no_exception(five_heads, dtype):
     single = in_blocks(model, ids, 1)
     for rows in (2, 5, 7, 13, 16):
         assert torch.equal(in_blocks(model, ids, rows), single), rows
+
+
+@pytest.fixture(scope="module")
+def wide_heads(saved):
+    """The wider the heads, the more query rows attention needs to round as it always does."""
+
+    def make(head_dim, **options):
+        return saved(f"llama-head-{head_dim}", "Llama", {"head_dim": head_dim} | options)
+
+    return make
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_wide_heads_are_no_exception(wide_heads, head_dim, kv_heads, dtype):
+    model, ids = wide_heads(head_dim, num_key_value_heads=kv_heads).load(dtype), text(60)
+    single = in_blocks(model, ids, 1)
+    for rows in range(2, 17):
+        assert torch.equal(in_blocks(model, ids, rows), single), rows
+
+
+def test_without_more_query_rows_they_would_be(wide_heads, monkeypatch):
+    monkeypatch.setattr(lean, "query_padding", lambda rows, head_dim: 0)
+    model, ids = wide_heads(256).load(), text(60)
+    assert not torch.equal(in_blocks(model, ids, 16), in_blocks(model, ids, 1))
 
 
 def test_what_overflows_in_fp16_leaves_no_trace(saved):

@@ -1,31 +1,46 @@
-"""The short way to a causal mask equals the general one; windows count positions."""
+"""Causal masks read from a table equal those computed; windows count positions."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.models.masks import additive, causal, visible, within
+from outpace.models.cache import BLOCK, BUCKET, extent
+from outpace.models.masks import CausalTable, additive, visible, within
 
 CPU = torch.device("cpu")
 
 
-@given(
-    st.lists(st.integers(0, 40), min_size=1, max_size=4),
-    st.integers(1, 7),
-    st.integers(1, 3),
-    st.integers(0, 3),
-)
-def test_causal_equals_its_general_twin(lengths, rows, repeats, padding):
-    length = max(lengths) + rows + 5
+def computed(lengths, rows, length, repeats):
     seen = visible(lengths, rows, length, None, CPU)
-    twin = F.pad(additive(seen, torch.float32).repeat(1, 1, repeats, 1), (0, 0, 0, padding))
-    short = causal(lengths, rows, length, repeats, padding, torch.float32, CPU)
-    assert torch.equal(short, twin)
-    tree = torch.ones(len(lengths), rows, rows, dtype=torch.bool).tril()
-    assert torch.equal(seen, visible(lengths, rows, length, tree, CPU))
+    return additive(seen, torch.float32).repeat_interleave(repeats, 2)
+
+
+@given(
+    st.integers(0, 700),
+    st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    st.integers(1, BLOCK),
+    st.integers(1, 3),
+    st.integers(0, 9),
+)
+def test_a_mask_from_the_table_equals_its_computed_twin(base, more, rows, repeats, padding):
+    table = CausalTable(repeats, torch.float32, CPU)
+    table([3], 1, BUCKET, 0)  # a table that has to grow
+    length = extent(base, rows)
+    lengths = [n for n in (base, *(base + m for m in more)) if extent(n, rows) == length]
+    mask = table(lengths, rows, length, padding)
+    own = mask[:, :, : rows * repeats]
+    assert torch.equal(own, computed(lengths, rows, length, repeats))
+    assert mask.shape[2] == rows * repeats + padding
+    assert (mask[:, :, rows * repeats :] >= own[:, :, -1:]).all()  # padding sees no less
+    beyond = computed([n + 1 for n in lengths], rows, length, repeats)
+    assert not torch.equal(own, beyond)
+
+
+def test_a_causal_block_is_a_tree_without_branches():
+    tree = torch.ones(2, 5, 5, dtype=torch.bool).tril()
+    assert torch.equal(visible([3, 9], 5, 64, None, CPU), visible([3, 9], 5, 64, tree, CPU))
 
 
 def test_a_window_counts_positions_not_indices():

@@ -17,11 +17,13 @@ from ..errors import ContextLengthError
 BUCKET = 64
 """Attention reads a slot up to a multiple of this many positions."""
 
-_BLOCK = 16
+BLOCK = 16
 """Blocks of up to this many rows read equally far, so that a row's result does not depend
 on the number of rows computed with it."""
 
 _FIRST_CAPACITY = 256
+
+_VIEWS_KEPT = 64
 
 
 class SlotCache:
@@ -93,9 +95,59 @@ class SlotCache:
         self.lengths[slot] = min(length, self.lengths[slot])
 
 
+class KVCache(SlotCache):
+    """Keys and values side by side: `[slots, capacity, 2 * kv_heads, D]` per layer."""
+
+    def __init__(
+        self,
+        slots: int,
+        max_len: int,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        row = (2 * kv_heads, head_dim)
+
+        def make(slots: int, capacity: int) -> list[Tensor]:
+            # Zeros, not empty: masked positions are multiplied by 0, and 0 * NaN is NaN.
+            shape = (slots, capacity, *row)
+            return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+
+        super().__init__(slots, max_len, make)
+        self._row = row
+        self._viewed: list[Tensor] = []
+        self._flat: list[Tensor] = []
+        self._reads: dict[tuple[int, int, int], list[tuple[Tensor, Tensor]]] = {}
+
+    def write(self, layer: int, at: Tensor, rows: Tensor) -> None:
+        """Put keys and values `[N, 2 * kv_heads, D]` at flat indices, from `row_indices`."""
+        self._refresh()
+        self._flat[layer].index_copy_(0, at, rows)
+
+    def read(self, start: int, end: int, length: int) -> list[tuple[Tensor, Tensor]]:
+        """Per layer keys and values `[end - start, kv_heads, length, D]` of these slots."""
+        self._refresh()
+        key = (start, end, length)
+        if key not in self._reads:
+            if len(self._reads) >= _VIEWS_KEPT:
+                self._reads.clear()
+            held = [t[start:end, :length].transpose(1, 2) for t in self.storage]
+            self._reads[key] = [(t.chunk(2, 1)[0], t.chunk(2, 1)[1]) for t in held]
+        return self._reads[key]
+
+    def _refresh(self) -> None:
+        """Views are made once, until the storage is another."""
+        if self._viewed is not self.storage:
+            self._viewed = self.storage
+            self._flat = [t.view(-1, *self._row) for t in self.storage]
+            self._reads = {}
+
+
 def extent(length: int, rows: int) -> int:
     """How many positions attention reads for a block of `rows` behind `length`."""
-    return round_up(length + max(rows, _BLOCK), BUCKET)
+    return round_up(length + max(rows, BLOCK), BUCKET)
 
 
 def round_up(n: int, multiple: int) -> int:

@@ -4,7 +4,11 @@ Query, key and value projections are one matrix, gate and up another; keys and
 values are written in place into the slots; attention reads each slot up to a
 bucket of its own length. So what a row computes depends on its own sequence
 alone: not on how many rows are computed with it (linear layers are prepacked,
-attention gets at least four query rows), nor on the neighbours in the batch.
+attention gets enough query rows), nor on the neighbours in the batch.
+
+Within the decoder the query heads that share a key-value head lie `kv_heads`
+apart, not side by side: then rows and heads of a sequence fold into the query
+rows of one attention, and unfold again, without moving anything.
 """
 
 from __future__ import annotations
@@ -18,19 +22,18 @@ from torch import Tensor
 
 from ..errors import UnsupportedModelError
 from .base import ForwardOutput
-from .cache import SlotCache, extent
+from .cache import KVCache, SlotCache, extent
 from .checkpoint import Weights
 from .config import LeanConfig
 from .linear import Linear
-from .masks import additive, causal, visible, within
+from .masks import CausalTable, additive, visible, within
 from .norm import RMSNorm
-from .rope import inverse_frequencies, rotate, rotation_tables
+from .rope import inverse_frequencies, rotate, rotation_table
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
-QUERY_ROWS = 4
-"""Attention is asked for a multiple of this many query rows. It works in blocks of 32; a block,
-or what is left over, of fewer rows than this takes other kernels, which round differently."""
+_QUERY_BLOCK = 32
+"""Attention works through query rows in blocks of this many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Layer:
 
     input_norm: RMSNorm
     qkv: Linear
-    qk_norm: tuple[RMSNorm, Tensor] | None  # weights [heads + kv_heads, D]
+    qk_norm: RMSNorm | None  # of queries and keys at once
     out: Linear
     mlp_norm: RMSNorm
     gate_up: Linear
@@ -51,9 +54,8 @@ class _Group:
     """Neighbouring sequences in neighbouring slots whose attention has one shape."""
 
     rows: slice
-    slots: slice
-    length: int  # positions read
-    masks: dict[int | None, Tensor]  # per window, additive, [b, 1, G * T, length]
+    read: list[tuple[Tensor, Tensor]]  # per layer keys and values [b, kv_heads, length, D]
+    masks: dict[int | None, Tensor]  # per window, additive, [b, 1, T * G + padding, length]
 
 
 class LeanDecoder:
@@ -74,11 +76,12 @@ class LeanDecoder:
         for i in range(config.layers):
             self._layers.append(_layer(config, load, f"model.layers.{i}."))
             progress()
-        self._norm = _norm(config, load("model.norm.weight"))
+        self._norm = RMSNorm(load("model.norm.weight"), config.norm_eps)
         self._head = Linear(self._embedding if config.tied else load(HEAD))
-        inverse, factor = inverse_frequencies(config.rope, config.head_dim, config.context_length)
-        self._rope = inverse, factor
-        self._cos, self._sin = self._tables(min(config.context_length, 4096))
+        self._rope = inverse_frequencies(config.rope, config.head_dim, config.context_length)
+        self._angles = self._table(min(config.context_length, 4096))
+        self._fold = config.heads // config.kv_heads
+        self._causal = CausalTable(self._fold, self.dtype, self.device)
 
     @property
     def device(self) -> torch.device:
@@ -88,21 +91,13 @@ class LeanDecoder:
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
 
-    def _tables(self, positions: int) -> tuple[Tensor, Tensor]:
-        return rotation_tables(*self._rope, positions, self.dtype, self.device)
+    def _table(self, positions: int) -> Tensor:
+        return rotation_table(*self._rope, positions, self.dtype, self.device)
 
-    def new_cache(self, slots: int, max_len: int) -> SlotCache:
+    def new_cache(self, slots: int, max_len: int) -> KVCache:
         c = self.config
-
-        def make(slots: int, capacity: int) -> list[Tensor]:
-            # Zeros, not empty: masked positions are multiplied by 0, and 0 * NaN is NaN.
-            shape = (slots, capacity, c.kv_heads, c.head_dim)
-            return [
-                torch.zeros(shape, dtype=self.dtype, device=self.device)
-                for _ in range(2 * c.layers)
-            ]
-
-        return SlotCache(slots, max_len, make)
+        shape = (c.layers, c.kv_heads, c.head_dim)
+        return KVCache(slots, max_len, *shape, self.dtype, self.device)
 
     @torch.inference_mode()
     def forward(
@@ -115,95 +110,71 @@ class LeanDecoder:
         taps: Sequence[int] = (),
         logits: bool = True,
     ) -> ForwardOutput:
+        assert isinstance(cache, KVCache)
         c = self.config
-        rows = tokens.shape[1]
+        batch, rows = tokens.shape
         cache.reserve(slots, rows)
         write = cache.row_indices(slots, rows).to(self.device)
         groups = self._groups(cache, slots, rows, positions, mask)
-        cos, sin = self._rotations(positions, cache)
-        h = F.embedding(tokens, self._embedding)  # [B, T, H]
+        angles = self._rotations(positions, cache)
+        h = F.embedding(tokens.flatten(), self._embedding)  # [B * T, H]
         states: dict[int, Tensor] = {}
         for i, layer in enumerate(self._layers):
-            x = layer.input_norm(h)
-            keys, values = cache.storage[2 * i], cache.storage[2 * i + 1]
-            angles = (cos, sin) if c.rotary[i] else None
-            q = self._write(layer, x, angles, keys, values, write)
-            h = h + layer.out(self._attend(q, keys, values, groups, c.windows[i]))
-            x = layer.mlp_norm(h)
-            gate, up = layer.gate_up(x).chunk(2, -1)
+            qkv = self._project(layer, layer.input_norm(h), angles if c.rotary[i] else None)
+            cache.write(i, write, qkv.narrow(1, c.heads, 2 * c.kv_heads))
+            q = qkv.narrow(1, 0, c.heads).reshape(batch, rows * self._fold, c.kv_heads, c.head_dim)
+            h = h + layer.out(self._attend(q, groups, i).reshape(batch * rows, -1))
+            gate, up = layer.gate_up(layer.mlp_norm(h)).chunk(2, -1)
             h = h + layer.down(F.silu(gate) * up)
             if i in taps:
-                states[i] = h
-        tapped = tuple(states[i] for i in taps)
-        return ForwardOutput(self._head(self._norm(h)) if logits else None, tapped)
+                states[i] = h.view(batch, rows, -1)
+        scores = self._head(self._norm(h)).view(batch, rows, -1) if logits else None
+        return ForwardOutput(scores, tuple(states[i] for i in taps))
 
-    def _rotations(self, positions: Tensor, cache: SlotCache) -> tuple[Tensor, Tensor]:
-        """Cosine and sine `[B, T, 1, D]`; the tables grow with the cache."""
-        if cache.capacity > len(self._cos) and len(self._cos) < self.context_length:
-            self._cos, self._sin = self._tables(min(2 * cache.capacity, self.context_length))
-        return self._cos[positions].unsqueeze(2), self._sin[positions].unsqueeze(2)
+    def _rotations(self, positions: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
+        """Cosine and sine `[B * T, 1, D]`; the table grows with the cache."""
+        if len(self._angles) < min(cache.capacity, self.context_length):
+            self._angles = self._table(min(2 * cache.capacity, self.context_length))
+        cos, sin = self._angles.index_select(0, positions.flatten()).unbind(1)
+        return cos, sin
 
-    def _write(
-        self,
-        layer: Layer,
-        x: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
-        keys: Tensor,
-        values: Tensor,
-        write: Tensor,
-    ) -> Tensor:
-        """Project, rotate, put keys and values into the slots; queries `[B, T, heads, D]`."""
+    def _project(self, layer: Layer, x: Tensor, angles: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Queries, keys (normed and rotated) and values `[B * T, heads + 2 * kv_heads, D]`."""
         c = self.config
-        batch, rows, _ = x.shape
-        qkv = layer.qkv(x).view(batch, rows, c.heads + 2 * c.kv_heads, c.head_dim)
-        qk, v = torch.split(qkv, [c.heads + c.kv_heads, c.kv_heads], 2)
-        if layer.qk_norm is not None:
-            norm, weight = layer.qk_norm
-            qk = norm(qk) * weight
+        qkv = layer.qkv(x).view(-1, c.heads + 2 * c.kv_heads, c.head_dim)
+        held = qkv.narrow(1, 0, c.heads + c.kv_heads)
+        qk = held if layer.qk_norm is None else layer.qk_norm(held)
         if angles is not None:
-            qk = rotate(qk, *angles)
-        q, k = torch.split(qk, [c.heads, c.kv_heads], 2)
-        flat = (batch * rows, c.kv_heads, c.head_dim)
+            rotate(qk, *angles, out=held)
+        elif qk is not held:
+            held.copy_(qk)
         if self.dtype == torch.float16:  # what overflows must not reach the rows it is masked from
-            k, v = k.nan_to_num(), v.nan_to_num()
-        keys.view(-1, *flat[1:]).index_copy_(0, write, k.reshape(flat))
-        values.view(-1, *flat[1:]).index_copy_(0, write, v.reshape(flat))
-        return q
+            qkv.narrow(1, c.heads, 2 * c.kv_heads).nan_to_num_()
+        return qkv
 
-    def _attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, groups: list[_Group], window: int | None
-    ) -> Tensor:
-        """Attention `[B, T, heads * D]`; a key-value head's query heads share its rows.
+    def _attend(self, q: Tensor, groups: list[_Group], layer: int) -> Tensor:
+        """Attention `[B, T * G, kv_heads, D]` of folded queries of that shape.
 
-        Folding the query heads of a group into rows `[b, kv_heads, G * T, D]`
-        reads keys and values as they lie, without repeating them.
+        A key-value head's query heads are rows beside each other, so keys and
+        values are read as they lie, without repeating them.
         """
-        c = self.config
-        batch, rows = q.shape[:2]
-        fold = c.heads // c.kv_heads
-        folded = q.view(batch, rows, c.kv_heads, fold, c.head_dim).permute(0, 2, 3, 1, 4)
-        folded = folded.reshape(batch, c.kv_heads, fold * rows, c.head_dim)
-        short = -fold * rows % QUERY_ROWS
+        folded, window = q.shape[1], self.config.windows[layer]
+        short = query_padding(folded, self.config.head_dim)
         if short:
-            folded = F.pad(folded, (0, 0, 0, short))
-        parts = [
-            F.scaled_dot_product_attention(
-                folded[g.rows],
-                keys[g.slots, : g.length].transpose(1, 2),
-                values[g.slots, : g.length].transpose(1, 2),
-                attn_mask=g.masks[window],
-            )
-            for g in groups
-        ]
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if short:
-            out = out[:, :, :-short]
-        out = out.view(batch, c.kv_heads, fold, rows, c.head_dim).permute(0, 3, 1, 2, 4)
-        return out.reshape(batch, rows, c.heads * c.head_dim)
+            q = F.pad(q, (0, 0, 0, 0, 0, short))
+        q = q.transpose(1, 2)
+        parts = []
+        for g in groups:
+            own = q if len(groups) == 1 else q[g.rows]
+            keys, values = g.read[layer]
+            mask = g.masks[window]
+            parts.append(F.scaled_dot_product_attention(own, keys, values, attn_mask=mask))
+        out = (parts[0] if len(parts) == 1 else torch.cat(parts)).transpose(1, 2)
+        return out.narrow(1, 0, folded) if short else out
 
     def _groups(
         self,
-        cache: SlotCache,
+        cache: KVCache,
         slots: Sequence[int],
         rows: int,
         positions: Tensor,
@@ -222,8 +193,8 @@ class LeanDecoder:
                 lengths = [cache.lengths[s] for s in slots[picked]]
                 block = None if mask is None else mask[picked]
                 masks = self._masks(lengths, rows, length, positions[picked], block)
-                held = slice(slots[start], slots[end - 1] + 1)
-                groups.append(_Group(picked, held, length, masks))
+                read = cache.read(slots[start], slots[end - 1] + 1, length)
+                groups.append(_Group(picked, read, masks))
                 start = end
         return groups
 
@@ -235,49 +206,63 @@ class LeanDecoder:
         positions: Tensor,
         block: Tensor | None,
     ) -> dict[int | None, Tensor]:
-        """Per window, additive masks `[b, 1, G * T, length]`; padding rows see everything."""
-        fold = self.config.heads // self.config.kv_heads
-        short = -fold * rows % QUERY_ROWS
+        """Per window, additive masks `[b, 1, T * G + padding, length]`; padding sees something."""
+        short = query_padding(rows * self._fold, self.config.head_dim)
         windows = set(self.config.windows)
-        if block is None and windows == {None}:
-            return {None: causal(lengths, rows, length, fold, short, self.dtype, self.device)}
+        if block is None and windows == {None} and rows <= self._causal.rows:
+            return {None: self._causal(lengths, rows, length, short)}
         seen = visible(lengths, rows, length, block, self.device)
         masks = {}
         for w in windows:
             near = seen if w is None else seen & within(w, lengths, positions, length)
-            masks[w] = F.pad(additive(near, self.dtype).repeat(1, 1, fold, 1), (0, 0, 0, short))
+            mask = additive(near, self.dtype).repeat_interleave(self._fold, 2)
+            masks[w] = F.pad(mask, (0, 0, 0, short))
         return masks
 
 
+def query_padding(rows: int, head_dim: int) -> int:
+    """Query rows to add so that what a row becomes does not depend on their number.
+
+    A block, or what is left over of one, takes kernels that round differently
+    when it has fewer than about head_dim / 24 rows.
+    """
+    left = rows % _QUERY_BLOCK
+    return max(0, max(4, head_dim // 16) - left) if left else 0
+
+
 def _layer(c: LeanConfig, load: Callable[[str], Tensor], prefix: str) -> Layer:
-    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    def parameter(name: str, kind: str) -> Tensor:
+        tensor = load(f"{prefix}{name}.{kind}")
+        if name == "self_attn.q_proj":
+            return _apart(tensor, c, 0)
+        return _apart(tensor, c, 1) if name == "self_attn.o_proj" and kind == "weight" else tensor
 
     def fused(names: Sequence[str], bias: bool) -> Linear:
-        weight = torch.cat([load(n + ".weight") for n in names])
-        return Linear(weight, torch.cat([load(n + ".bias") for n in names]) if bias else None)
+        weight = torch.cat([parameter(n, "weight") for n in names])
+        return Linear(weight, torch.cat([parameter(n, "bias") for n in names]) if bias else None)
 
     qk_norm = None
     if c.qk_norm:
-        weight = torch.cat(
-            [
-                load(attention + "q_norm.weight").expand(c.heads, -1),
-                load(attention + "k_norm.weight").expand(c.kv_heads, -1),
-            ]
-        )
-        qk_norm = RMSNorm(None, c.head_dim, c.norm_eps, weight), weight
+        q, k = (load(f"{prefix}self_attn.{n}_norm.weight") for n in "qk")
+        weight = torch.cat([q.expand(c.heads, -1), k.expand(c.kv_heads, -1)])
+        qk_norm = RMSNorm(weight, c.norm_eps)
     return Layer(
-        input_norm=_norm(c, load(prefix + "input_layernorm.weight")),
-        qkv=fused([attention + n for n in ("q_proj", "k_proj", "v_proj")], c.qkv_bias),
+        input_norm=RMSNorm(load(prefix + "input_layernorm.weight"), c.norm_eps),
+        qkv=fused([f"self_attn.{n}_proj" for n in "qkv"], c.qkv_bias),
         qk_norm=qk_norm,
-        out=fused([attention + "o_proj"], c.output_bias),
-        mlp_norm=_norm(c, load(prefix + "post_attention_layernorm.weight")),
-        gate_up=fused([mlp + "gate_proj", mlp + "up_proj"], c.mlp_bias),
-        down=fused([mlp + "down_proj"], c.mlp_bias),
+        out=fused(["self_attn.o_proj"], c.output_bias),
+        mlp_norm=RMSNorm(load(prefix + "post_attention_layernorm.weight"), c.norm_eps),
+        gate_up=fused(["mlp.gate_proj", "mlp.up_proj"], c.mlp_bias),
+        down=fused(["mlp.down_proj"], c.mlp_bias),
     )
 
 
-def _norm(c: LeanConfig, weight: Tensor) -> RMSNorm:
-    return RMSNorm(weight, c.hidden_size, c.norm_eps, weight)
+def _apart(tensor: Tensor, c: LeanConfig, dim: int) -> Tensor:
+    """Reorder a dimension of query heads: those of one key-value head, `kv_heads` apart."""
+    shape = tensor.shape
+    heads = (c.kv_heads, c.heads // c.kv_heads, c.head_dim)
+    apart = tensor.view(*shape[:dim], *heads, *shape[dim + 1 :]).transpose(dim, dim + 1)
+    return apart.reshape(shape)
 
 
 def parameter_shapes(c: LeanConfig) -> dict[str, tuple[int, ...]]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .cache import BLOCK, BUCKET, round_up
+
 
 def visible(
     lengths: Sequence[int], rows: int, length: int, block: Tensor | None, device: torch.device
@@ -46,21 +48,48 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.masked_fill_(~seen, -torch.inf).unsqueeze(1)
 
 
-def causal(
-    lengths: Sequence[int],
-    rows: int,
-    length: int,
-    repeats: int,
-    padding: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor:
-    """`additive(visible(...))` for a causal block, in half the operations.
+class CausalTable:
+    """Additive masks of short causal blocks, as views of one table.
 
-    The rows are repeated (for query heads that share keys), and rows that see
-    everything are put behind them: `[B, 1, repeats * T + padding, length]`.
+    Seen from the end of what attention reads, every sequence looks the same: a
+    block's rows begin within the last `BUCKET + BLOCK` positions, and each row
+    sees one position more than the row before.
+
+    Args:
+        repeats: rows per position (query heads that share keys and values).
     """
-    last = [[*range(n, n + rows)] * repeats + [length] * padding for n in lengths]
-    limit = torch.tensor(last, device=device).view(len(lengths), 1, -1, 1)
-    mask = torch.zeros(*limit.shape[:3], length, dtype=dtype, device=device)
-    return mask.masked_fill_(torch.arange(length, device=device) > limit, -torch.inf)
+
+    rows = BLOCK
+    """The longest block it is for."""
+
+    def __init__(self, repeats: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._repeats, self._dtype, self._device = repeats, dtype, device
+        self._table = torch.empty(0, 0)
+
+    def __call__(self, lengths: Sequence[int], rows: int, length: int, padding: int) -> Tensor:
+        """`additive(visible(...))` `[B, 1, rows * repeats + padding, length]`.
+
+        Args:
+            lengths: committed positions of each slot.
+            length: positions read, `extent(n, rows)` of each of the lengths.
+            padding: rows behind the block's own; each sees at least what the last row sees.
+        """
+        if self._table.shape[1] < length or len(self._table) < self._needed(padding):
+            self._grow(length, padding)
+        span, width = BUCKET + BLOCK, self._table.shape[1]
+        count = rows * self._repeats + padding
+        columns = self._table.narrow(1, width - length, length)
+        views = [columns.narrow(0, (n + span - length) * self._repeats, count) for n in lengths]
+        mask = views[0].unsqueeze(0) if len(views) == 1 else torch.stack(views)
+        return mask.unsqueeze(1)
+
+    def _needed(self, padding: int) -> int:
+        return (BUCKET + BLOCK) * self._repeats + padding
+
+    def _grow(self, length: int, padding: int) -> None:
+        height = max(self._needed(padding), len(self._table))
+        width = max(round_up(length, 4 * BUCKET), self._table.shape[1])
+        last = torch.arange(height, device=self._device) // self._repeats
+        last = (last + width - BUCKET - BLOCK).unsqueeze(1)
+        at = torch.arange(width, device=self._device)
+        self._table = additive((at <= last).unsqueeze(0), self._dtype)[0, 0]

@@ -87,18 +87,16 @@ def _magnitude(factor: float, scale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
-def rotation_tables(
+def rotation_table(
     inverse: Tensor, factor: float, positions: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Cosine and signed sine `[positions, head_dim]` for `rotate`."""
+) -> Tensor:
+    """Cosine and signed sine for `rotate`, `[positions, 2, 1, head_dim]`."""
     angles = torch.arange(positions, dtype=torch.float32).unsqueeze(1) * inverse
     cos, sin = angles.cos() * factor, angles.sin() * factor
-    return (
-        torch.cat([cos, cos], -1).to(device, dtype),
-        torch.cat([-sin, sin], -1).to(device, dtype),
-    )
+    table = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)
+    return table.unsqueeze(2).to(device, dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
     """Rotate the pairs (i, i + D/2) of `[..., D]`; the sine's first half carries the sign."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin, out=out)

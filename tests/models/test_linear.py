@@ -1,0 +1,132 @@
+"""Whoever packs a weight: the product is right, and a row does not depend on its company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from running import in_blocks, plain, text
+
+from checkpoints import build
+from outpace.models import inspect_checkpoint, linear, load_model
+from outpace.models.linear import Linear, fits_half, pack_half, pack_mkl, rows_agree
+
+SIZES = [(37, 51), (96, 64), (448, 320), (320, 960), (1280, 384), (2500, 900)]
+COUNTS = (2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 33, 64, 100)
+
+half_works = pytest.mark.skipif(
+    not rows_agree(pack_half, 640, 640, 1), reason="no half-precision weights on this CPU"
+)
+
+
+def weight_of(size, source):
+    weight = torch.randn(size, generator=torch.Generator().manual_seed(1)) * 0.05
+    return weight.to(source).float()
+
+
+def rows_of(size, n=100):
+    return torch.randn(n, size[1], generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_row_alone_and_among_others(size, source, threads):
+    torch.set_num_threads(threads)
+    layer, x = Linear(weight_of(size, source)), rows_of(size)
+    single = torch.cat([layer(x[i : i + 1]) for i in range(len(x))])
+    for n in COUNTS:
+        assert torch.equal(layer(x[:n]), single[:n]), n
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_product_is_as_good_as_pytorchs(size, source):
+    weight, bias, x = weight_of(size, source), torch.randn(size[0]), rows_of(size)
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    pytorch = (F.linear(x, weight, bias) - exact).norm()
+    assert (Linear(weight, bias)(x) - exact).norm() <= 2 * pytorch
+    without = F.linear(x.double(), weight.double())
+    assert (Linear(weight)(x) - without).norm() <= 2 * pytorch
+
+
+@half_works
+def test_half_precision_would_show_where_it_does_not_fit():
+    weight, x = weight_of((1280, 384), torch.float32), rows_of((1280, 384))
+    exact = F.linear(x.double(), weight.double())
+    error = (pack_half(weight, None)(x) - exact).norm()
+    assert error > 100 * (F.linear(x, weight) - exact).norm()
+
+
+def test_what_half_precision_holds():
+    weight = weight_of((64, 64), torch.float32)
+    assert not fits_half(weight)
+    assert fits_half(weight.half().float())
+    assert fits_half(weight.bfloat16().float())
+    assert fits_half(torch.zeros(3, 3))
+    assert not fits_half((weight * 1e-6).bfloat16().float())  # all of it below its range
+    assert not fits_half((weight * 1e7).bfloat16().float())  # and above
+
+
+def test_a_packing_that_does_not_keep_its_promise_is_not_used(monkeypatch):
+    def depends_on_rows(weight, bias):
+        half = weight.shape[1] // 2
+
+        def apply(x):
+            if len(x) < 5:
+                return F.linear(x, weight, bias)
+            return F.linear(x[:, :half], weight[:, :half], bias) + x[:, half:] @ weight[:, half:].T
+
+        return apply
+
+    def is_wrong(weight, bias):
+        return lambda x: F.linear(x, 1.1 * weight, bias)
+
+    def is_missing(weight, bias):
+        return torch.ops.outpace.no_such_operator(weight)
+
+    for pack in (depends_on_rows, is_wrong, is_missing):
+        assert not rows_agree(pack, 64, 96, 1)
+        monkeypatch.setattr(linear, "pack_half", pack)
+        monkeypatch.setattr(linear, "pack_mkl", pack)
+        size = (1000, 500)
+        weight, x = weight_of(size, torch.bfloat16), rows_of(size)
+        assert torch.allclose(Linear(weight)(x), F.linear(x, weight), atol=1e-4)
+
+
+@pytest.fixture
+def packed_half(monkeypatch):
+    """The sizes of all weights kept in half precision from here on."""
+    sizes = []
+
+    def spy(weight, bias):
+        sizes.append(tuple(weight.shape))
+        return pack_half(weight, bias)
+
+    monkeypatch.setattr(linear, "pack_half", spy)
+    monkeypatch.setattr(linear, "rows_agree", lambda pack, *size: pack is not pack_mkl)
+    return sizes
+
+
+@half_works
+def test_only_large_weights_that_fit_are_kept_in_half_precision(packed_half):
+    Linear(weight_of((1280, 384), torch.bfloat16))
+    assert packed_half == [(1280, 384)]
+    Linear(weight_of((1280, 384), torch.float32))
+    Linear(weight_of((384, 384), torch.bfloat16))
+    assert packed_half == [(1280, 384)]
+
+
+@half_works
+def test_a_bf16_checkpoint_in_fp32_keeps_logits_and_rows(tmp_path, packed_half):
+    """Kept in half precision it computes what transformers computes with all 32 bits."""
+    model = build("Qwen3", {"hidden_size": 640, "intermediate_size": 640, "num_key_value_heads": 2})
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_((0.3 * parameter).bfloat16())
+    model.save_pretrained(tmp_path)
+    lean, ids = load_model(inspect_checkpoint(tmp_path), "fp32", "cpu"), text(40)
+    assert packed_half.count((1280, 640)) == packed_half.count((640, 640)) == 3
+    blocks = in_blocks(lean, ids, 5)
+    assert (blocks - plain(model, ids)).abs().max() <= 1e-4
+    assert torch.equal(blocks, in_blocks(lean, ids, 1))
