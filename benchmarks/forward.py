@@ -44,7 +44,7 @@ def main() -> None:
     )
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        model = Qwen3ForCausalLM(config).to(dtype)
+        model = Qwen3ForCausalLM(config).to(torch.bfloat16)  # as checkpoints are, mostly
         model.save_pretrained(folder)
         parameters = sum(p.numel() for p in model.parameters())
         reference = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)

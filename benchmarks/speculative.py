@@ -87,6 +87,8 @@ def _row(found: outpace.bench.compare.Comparison) -> dict[str, Any]:
         "speedup": round(found.realised, 3),
         "formula": round(found.predicted, 3),
         "realised_over_formula": round(found.realised / found.predicted, 3),
+        "decoding_speedup": round(found.decoding, 3),
+        "decoding_over_formula": round(found.decoding / found.predicted, 3),
         "tokens_per_pass": round(fast.stats.tokens_per_pass, 3),
         "acceptance_rate": round(fast.stats.acceptance_rate or 0.0, 3),
         "alpha": [round(a, 3) for a in fast.stats.alpha],

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as functional
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import (
@@ -325,7 +326,7 @@ def test_rows_left_over_from_a_block_are_no_exception(five_heads, dtype):
         assert torch.equal(in_blocks(model, ids, rows), single), rows
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def wide_heads(saved):
     """The wider the heads, the more query rows attention needs to round as it always does."""
 
@@ -343,6 +344,19 @@ def test_wide_heads_are_no_exception(wide_heads, head_dim, kv_heads, dtype):
     single = in_blocks(model, ids, 1)
     for rows in range(2, 17):
         assert torch.equal(in_blocks(model, ids, rows), single), rows
+
+
+def test_an_exponential_is_the_same_wherever_threads_divide_the_work():
+    torch.set_num_threads(3)
+    divided = []
+    for seed in range(10):
+        x = torch.randn(7, 2 * 14341, generator=torch.Generator().manual_seed(seed))
+        x = x.chunk(2, 1)[0]
+        single = torch.cat([lean._silu(row) for row in torch.split(x, 1)])
+        assert torch.equal(lean._silu(x), single)
+        divided.append(torch.equal(functional.silu(x), single))
+    assert torch.allclose(single, x * x.sigmoid())
+    assert not all(divided)  # or there is nothing to guard against
 
 
 def test_without_more_query_rows_they_would_be(wide_heads, monkeypatch):

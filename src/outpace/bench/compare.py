@@ -35,6 +35,8 @@ class Comparison:
 
     Attributes:
         realised: median over prompts of speculative over plain tokens/s.
+        decoding: seconds per token in plain over those in speculative rounds,
+            all prompts together: without prefill, which the formula leaves out.
         cost: c, the mean draft step ÷ the mean target pass of plain decoding.
         predicted: the formula's speedup from the measured α_i and `cost`.
         identical: prompts whose speculative tokens equal the plain ones
@@ -43,6 +45,7 @@ class Comparison:
 
     rows: tuple[Row, ...]
     realised: float
+    decoding: float
     cost: float
     predicted: float
     identical: int
@@ -62,6 +65,7 @@ class Comparison:
                 for r in self.rows
             ],
             "realised_speedup": self.realised,
+            "decoding_speedup": self.decoding,
             "c": self.cost,
             "predicted_speedup": self.predicted,
             "identical": self.identical,
@@ -165,6 +169,7 @@ def compare(
     return Comparison(
         rows=tuple(rows),
         realised=rows[2].speedup,
+        decoding=(plain.round_seconds / plain.emitted) / (fast.round_seconds / fast.emitted),
         cost=cost,
         predicted=expected_speedup(fast, cost),
         identical=sum(

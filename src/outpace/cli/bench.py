@@ -123,8 +123,8 @@ def _print(found: Comparison, temperature: float, console: object) -> None:
     alphas = " ".join(f"{a:.2f}" for a in stats.alpha) or "-"
     console.print(
         f"α by depth {alphas} · {stats.tokens_per_pass:.2f} tokens per pass · the formula gives "
-        f"{found.predicted:.2f}x from α and c, realised {found.realised:.2f}x "
-        f"({found.realised / found.predicted:.0%})"
+        f"{found.predicted:.2f}x from α and c, realised without prefill {found.decoding:.2f}x "
+        f"({found.decoding / found.predicted:.0%})"
     )
     if temperature == 0:
         console.print(

@@ -24,6 +24,7 @@ on the number of rows computed with it."""
 _FIRST_CAPACITY = 256
 
 _VIEWS_KEPT = 64
+"""Combinations of slots and length whose views are kept."""
 
 
 class SlotCache:
@@ -133,8 +134,8 @@ class KVCache(SlotCache):
         if key not in self._reads:
             if len(self._reads) >= _VIEWS_KEPT:
                 self._reads.clear()
-            held = [t[start:end, :length].transpose(1, 2) for t in self.storage]
-            self._reads[key] = [(t.chunk(2, 1)[0], t.chunk(2, 1)[1]) for t in held]
+            halves = [t[start:end, :length].transpose(1, 2).chunk(2, 1) for t in self.storage]
+            self._reads[key] = [(keys, values) for keys, values in halves]
         return self._reads[key]
 
     def _refresh(self) -> None:

@@ -8,7 +8,7 @@ attention gets enough query rows), nor on the neighbours in the batch.
 
 Within the decoder the query heads that share a key-value head lie `kv_heads`
 apart, not side by side: then rows and heads of a sequence fold into the query
-rows of one attention, and unfold again, without moving anything.
+rows of one attention, and unfold again, without being reordered.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from .rope import inverse_frequencies, rotate, rotation_table
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _QUERY_BLOCK = 32
-"""Attention works through query rows in blocks of this many."""
+"""Attention works through query rows in blocks of this many, or of a multiple."""
+
+_UNDIVIDED = 32768
+"""Elementwise work on as many values is divided between threads on a CPU, wherever that falls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ class LeanDecoder:
             q = qkv.narrow(1, 0, c.heads).reshape(batch, rows * self._fold, c.kv_heads, c.head_dim)
             h = h + layer.out(self._attend(q, groups, i).reshape(batch * rows, -1))
             gate, up = layer.gate_up(layer.mlp_norm(h)).chunk(2, -1)
-            h = h + layer.down(F.silu(gate) * up)
+            h = h + layer.down(_silu(gate).mul_(up))
             if i in taps:
                 states[i] = h.view(batch, rows, -1)
         scores = self._head(self._norm(h)).view(batch, rows, -1) if logits else None
@@ -149,7 +152,8 @@ class LeanDecoder:
         elif qk is not held:
             held.copy_(qk)
         if self.dtype == torch.float16:  # what overflows must not reach the rows it is masked from
-            qkv.narrow(1, c.heads, 2 * c.kv_heads).nan_to_num_()
+            kv = qkv.narrow(1, c.heads, 2 * c.kv_heads)
+            kv.copy_(kv.nan_to_num())
         return qkv
 
     def _attend(self, q: Tensor, groups: list[_Group], layer: int) -> Tensor:
@@ -209,7 +213,7 @@ class LeanDecoder:
         """Per window, additive masks `[b, 1, T * G + padding, length]`; padding sees something."""
         short = query_padding(rows * self._fold, self.config.head_dim)
         windows = set(self.config.windows)
-        if block is None and windows == {None} and rows <= self._causal.rows:
+        if block is None and windows == {None} and self._causal.serves(rows, length):
             return {None: self._causal(lengths, rows, length, short)}
         seen = visible(lengths, rows, length, block, self.device)
         masks = {}
@@ -228,6 +232,15 @@ def query_padding(rows: int, head_dim: int) -> int:
     """
     left = rows % _QUERY_BLOCK
     return max(0, max(4, head_dim // 16) - left) if left else 0
+
+
+def _silu(x: Tensor) -> Tensor:
+    """SiLU of `[rows, n]`, undivided on a CPU: the last values of a part, which do not fill a
+    vector, get another exponential, and which those are must not depend on the number of rows."""
+    rows = max(1, (_UNDIVIDED - 1) // x.shape[1])
+    if x.device.type != "cpu" or len(x) <= rows:
+        return F.silu(x)
+    return torch.cat([F.silu(part) for part in torch.split(x, rows)])
 
 
 def _layer(c: LeanConfig, load: Callable[[str], Tensor], prefix: str) -> Layer:

@@ -18,6 +18,7 @@ Elsewhere `F.linear` does the work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -66,8 +67,11 @@ _ROWS_HINT = 64
 Packed = Callable[[Tensor], Tensor]
 """x `[rows, in]` to x Wᵀ + b `[rows, out]`."""
 
+Packing = Callable[[Tensor, Tensor | None], Packed]
 
-def _pack_onednn(weight: Tensor, bias: Tensor | None) -> Packed:
+
+def pack_onednn(weight: Tensor, bias: Tensor | None) -> Packed:
+    """fp32 or bf16, packed by oneDNN."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
     multiply: Any = torch.ops.mkldnn._linear_pointwise.default
     return lambda x: multiply(x, packed, bias, "none", [], "")
@@ -82,55 +86,74 @@ def pack_mkl(weight: Tensor, bias: Tensor | None) -> Packed:
 
 
 def pack_half(weight: Tensor, bias: Tensor | None) -> Packed:
-    """fp32, kept in half precision by FBGEMM."""
-    packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
+    """fp32, kept in half precision by FBGEMM, in the upper part of its range."""
+    scale = _half_scale(weight)
+    packed = torch.ops.quantized.linear_prepack_fp16((weight * scale).contiguous(), bias)
     multiply: Any = torch.ops.quantized.linear_dynamic_fp16.default
-    return lambda x: multiply(x, packed)
+    back = 1 / scale  # both are powers of 2: nothing is rounded
+    return lambda x: multiply(x * back, packed)
 
 
-@cache
-def rows_agree(
-    pack: Callable[[Tensor, Tensor | None], Packed], size_out: int, size_in: int, threads: int
-) -> bool:
-    """Whether a packed weight of this size works here, and gives a row the same bits however
-    many rows there are.
+def _half_scale(weight: Tensor) -> float:
+    """The power of 2 that takes the largest magnitude to [2¹⁴, 2¹⁵), within [2⁻³², 2³²]."""
+    exponent = math.frexp(float(weight.abs().max()))[1]
+    return math.ldexp(1.0, max(-32, min(15 - exponent, 32)))
+
+
+def fits_half(weight: Tensor) -> bool:
+    """Whether half precision holds an fp32 weight: to 2⁻³⁹ of its largest magnitude.
+
+    So it is with weights that come from bf16 (it has fewer bits than half
+    precision, and of its range little is used) or from half precision.
+    """
+    if not weight.isfinite().all():
+        return False
+    scaled = weight * _half_scale(weight)
+    return bool(scaled.half().float().sub_(scaled).abs_().max() <= 2**-25)
+
+
+def rows_agree(pack: Packing, size_out: int, size_in: int) -> bool:
+    """Whether weights of this size can be packed so here, and whether a row then gets the same
+    bits however many rows there are.
 
     All but very small ones do on the processors that were tried. As nothing
     promises it, it is tried again, once per size and process.
     """
+    if pack is pack_half:  # works through blocks of a few outputs, whatever their number
+        size_out = min(size_out, 512)
+    settings = torch.get_num_threads(), torch.backends.quantized.engine
+    return _try_rows(pack, size_out, size_in, *settings)
+
+
+@cache
+def _try_rows(pack: Packing, size_out: int, size_in: int, threads: int, engine: str) -> bool:
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(min(size_out, 4096), size_in, generator=generator).half().float()
-    x = torch.randn(64, size_in, generator=generator)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, dtype=torch.float32, device="cpu")
+
+    weight, x = draw(size_out, size_in).half().float(), draw(512, size_in)
     try:
         multiply = pack(weight, None)
-        single = torch.cat([multiply(x[i : i + 1]) for i in range(len(x))])
-        if not torch.allclose(single, F.linear(x, weight), rtol=1e-3, atol=1e-3):
+        if not torch.allclose(multiply(x), F.linear(x, weight), rtol=1e-3, atol=1e-3):
             return False
-        return all(torch.equal(multiply(x[:n]), single[:n]) for n in (*range(2, 34), 47, 64))
+        single = torch.cat([multiply(row) for row in torch.split(x[:64], 1)])
+        counts = (*range(2, 34), 47, 64, 80, 128, 512)
+        return all(torch.equal(multiply(x[:n])[:64], single[:n]) for n in counts)
     except (AttributeError, RuntimeError):  # no such operator in this build, or not for this CPU
         return False
-
-
-def fits_half(weight: Tensor) -> bool:
-    """Whether rounding to half precision changes an fp32 weight by no more than fp32 itself does.
-
-    So it is with weights from bf16, which has fewer bits: only those below
-    2⁻¹⁷ round. By norms: |W₁₆ - W| <= 2⁻²⁴ |W|.
-    """
-    difference = weight.half().float().sub_(weight)
-    return bool(difference.norm() <= weight.norm() * 2**-24)
 
 
 def _pack(weight: Tensor, bias: Tensor | None) -> Packed:
     if not prepacking_available(weight.device, weight.dtype):
         return lambda x: F.linear(x, weight, bias)
     if weight.dtype == torch.float32:
-        size = (*weight.shape, torch.get_num_threads())
+        size = weight.shape
         if weight.numel() >= _HALF_AT_LEAST and rows_agree(pack_half, *size) and fits_half(weight):
             return pack_half(weight, bias)
         if weight.numel() <= _MKL_AT_MOST and rows_agree(pack_mkl, *size):
             return pack_mkl(weight, bias)
-    return _pack_onednn(weight, bias)
+    return pack_onednn(weight, bias)
 
 
 class Linear:

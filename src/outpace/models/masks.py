@@ -9,6 +9,9 @@ from torch import Tensor
 
 from .cache import BLOCK, BUCKET, round_up
 
+_COLUMNS = 8192
+"""Positions for which masks are kept."""
+
 
 def visible(
     lengths: Sequence[int], rows: int, length: int, block: Tensor | None, device: torch.device
@@ -59,12 +62,14 @@ class CausalTable:
         repeats: rows per position (query heads that share keys and values).
     """
 
-    rows = BLOCK
-    """The longest block it is for."""
-
     def __init__(self, repeats: int, dtype: torch.dtype, device: torch.device) -> None:
         self._repeats, self._dtype, self._device = repeats, dtype, device
         self._table = torch.empty(0, 0)
+
+    @staticmethod
+    def serves(rows: int, length: int) -> bool:
+        """Whether it is for such blocks: longer ones do not fit, longer texts make it large."""
+        return rows <= BLOCK and length <= _COLUMNS
 
     def __call__(self, lengths: Sequence[int], rows: int, length: int, padding: int) -> Tensor:
         """`additive(visible(...))` `[B, 1, rows * repeats + padding, length]`.

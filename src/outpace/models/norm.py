@@ -1,8 +1,12 @@
-"""Root mean square norm (Zhang and Sennrich, 2019), in few kernels where PyTorch takes many."""
+"""Root mean square norm (Zhang and Sennrich, 2019), in few kernels where PyTorch takes many.
+
+On a CPU `F.rms_norm` is a chain of up to ten small kernels.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -12,37 +16,56 @@ from torch import Tensor
 class RMSNorm:
     """x / sqrt(mean(x²) + eps) * weight over the last dimension.
 
-    On a CPU `F.rms_norm` is a chain of up to ten small kernels. For fp32 four
-    suffice: with n elements the divisor is hypot(|x|, sqrt(n * eps)) / sqrt(n).
-    For bf16, which rounds between them, layer norm is one: over [x, -x] the mean
-    is 0 and the variance mean(x²), so the first half of its result is the RMS
-    norm, rounded in the same places.
-
     Args:
         weight: `[n]`, or `[..., n]` for x whose last dimensions are these.
     """
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        self._weight, self._eps = weight, eps
-        self._size = weight.shape[-1]
-        on_cpu = weight.device.type == "cpu"
-        self._mirrored = on_cpu and weight.dtype == torch.bfloat16
-        self._floor: Tensor | None = None
-        if on_cpu and weight.dtype == torch.float32:
-            self._floor = torch.tensor(math.sqrt(self._size * eps))
-            self._weight = weight * math.sqrt(self._size)
-        self._inner = self._weight if weight.dim() == 1 else None
-        if self._mirrored and self._inner is not None:
-            self._inner = torch.cat([weight, weight], -1)
+        make = _fused
+        if weight.device.type == "cpu" and weight.dtype == torch.float32:
+            make = _by_length
+        elif weight.device.type == "cpu" and weight.dtype == torch.bfloat16:
+            make = _mirrored
+        self._norm = make(weight, eps)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._floor is not None:
-            length: Tensor = torch.linalg.vector_norm(x, 2, -1, keepdim=True)
-            return (x / length.hypot_(self._floor)).mul_(self._weight)
-        if self._mirrored:
-            mirrored, size = torch.cat([x, -x], -1), 2 * self._size
-            out = F.layer_norm(mirrored, (size,), self._inner, None, self._eps)
-            out = out.narrow(-1, 0, self._size)
-        else:
-            out = F.rms_norm(x, (self._size,), self._inner, self._eps)
-        return out if self._inner is not None else out * self._weight
+        return self._norm(x)
+
+
+def _by_length(weight: Tensor, eps: float) -> Callable[[Tensor], Tensor]:
+    """With n elements: x / sqrt(|x|² + n * eps) * (sqrt(n) * weight).
+
+    Every kernel rounds correctly, so that none rounds the last elements of a
+    tensor, which do not fill a vector, in another way.
+    """
+    n = weight.shape[-1]
+    scaled, floor = weight * math.sqrt(n), n * eps
+
+    def apply(x: Tensor) -> Tensor:
+        length: Tensor = torch.linalg.vector_norm(x, 2, -1, keepdim=True)
+        return (x / length.square_().add_(floor).sqrt_()).mul_(scaled)
+
+    return apply
+
+
+def _mirrored(weight: Tensor, eps: float) -> Callable[[Tensor], Tensor]:
+    """By layer norm, which is one kernel: over [x, -x] the mean is 0 and the variance mean(x²),
+    so the first half of its result is the RMS norm, rounded in the same places."""
+    n = weight.shape[-1]
+    inner = torch.cat([weight, weight]) if weight.dim() == 1 else None
+
+    def apply(x: Tensor) -> Tensor:
+        out = F.layer_norm(torch.cat([x, -x], -1), (2 * n,), inner, None, eps).narrow(-1, 0, n)
+        return out if inner is not None else out * weight
+
+    return apply
+
+
+def _fused(weight: Tensor, eps: float) -> Callable[[Tensor], Tensor]:
+    shape, inner = weight.shape[-1:], weight if weight.dim() == 1 else None
+
+    def apply(x: Tensor) -> Tensor:
+        out = F.rms_norm(x, shape, inner, eps)
+        return out if inner is not None else out * weight
+
+    return apply

@@ -97,6 +97,6 @@ def rotation_table(
     return table.unsqueeze(2).to(device, dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
     """Rotate the pairs (i, i + D/2) of `[..., D]`; the sine's first half carries the sign."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin, out=out)
+    torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin, out=out)
