@@ -122,9 +122,12 @@ class LeanDecoder:
         angles = self._rotations(positions, cache)
         h = F.embedding(tokens.flatten(), self._embedding)  # [B * T, H]
         states: dict[int, Tensor] = {}
+        last = c.layers - 1
         for i, layer in enumerate(self._layers):
             qkv = self._project(layer, layer.input_norm(h), angles if c.rotary[i] else None)
             cache.write(i, write, qkv.narrow(1, c.heads, 2 * c.kv_heads))
+            if i == last and not logits and last not in taps:
+                break  # its keys and values were all that was wanted
             q = qkv.narrow(1, 0, c.heads).reshape(batch, rows * self._fold, c.kv_heads, c.head_dim)
             h = h + layer.out(self._attend(q, groups, i).reshape(batch * rows, -1))
             gate, up = layer.gate_up(layer.mlp_norm(h)).chunk(2, -1)
