@@ -62,6 +62,13 @@ def test_a_comparison_runs_past_the_end_of_text(pair):
     found = compare(generator, ["for i"], SamplingParams(max_new_tokens=6), repeats=1)
     assert [r.tokens for r in found.rows] == [6, 6, 6]
     assert found.identical == 1
+    plain, fast = (row.stats for row in found.rows[1:])  # of one run each: medians are it
+    assert found.decoding == pytest.approx(
+        (plain.round_seconds / 6) / (fast.round_seconds / 6), rel=1e-9
+    )
+    assert found.to_dict()["decoding_speedup"] == found.decoding
+    steps = fast.draft_seconds / fast.draft_steps
+    assert found.cost == pytest.approx(steps * plain.rounds / plain.target_seconds, rel=1e-9)
 
 
 def test_ballast_changes_cost_and_nothing_else(pair, tmp_path):

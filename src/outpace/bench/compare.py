@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -35,9 +36,9 @@ class Comparison:
 
     Attributes:
         realised: median over prompts of speculative over plain tokens/s.
-        decoding: seconds per token in plain over those in speculative rounds,
-            all prompts together: without prefill, which the formula leaves out.
-        cost: c, the mean draft step ÷ the mean target pass of plain decoding.
+        decoding: the same without prefill, which the formula leaves out: time of
+            the rounds per token, plain over speculative.
+        cost: c, draft step ÷ target pass of plain decoding, median over prompts.
         predicted: the formula's speedup from the measured α_i and `cost`.
         identical: prompts whose speculative tokens equal the plain ones
             (meaningful at temperature 0).
@@ -89,6 +90,16 @@ def expected_speedup(stats: Stats, c: float) -> float:
     return tokens / (stats.draft_steps / stats.rounds * c + 1)
 
 
+def _cost(plain: Stats, fast: Stats) -> float:
+    step = fast.draft_seconds / fast.draft_steps if fast.draft_steps else 0.0
+    return step / (plain.target_seconds / plain.rounds)
+
+
+def _pace(stats: Stats) -> float:
+    """Seconds per token, without prefill."""
+    return stats.round_seconds / stats.emitted
+
+
 def _check_room(
     generator: Generator, context: int, prompts: Sequence[str], params: SamplingParams
 ) -> None:
@@ -134,7 +145,7 @@ def compare(
     }
     seconds: dict[str, list[list[float]]] = {m: [[] for _ in prompts] for m in MODES}
     tokens: dict[str, list[tuple[int, ...]]] = {m: [()] * len(prompts) for m in MODES}
-    stats = {m: Stats() for m in MODES}
+    stats = {m: [Stats() for _ in prompts] for m in MODES}
     for repeat in range(-1, repeats):
         for i, prompt in enumerate(prompts if repeat >= 0 else prompts[:1]):
             for mode in MODES:
@@ -144,7 +155,7 @@ def compare(
                 if repeat >= 0:
                     seconds[mode][i].append(spent)
                     tokens[mode][i] = result.token_ids
-                    stats[mode] = stats[mode].merge(result.stats)
+                    stats[mode][i] = stats[mode][i].merge(result.stats)
                     progress()
     speed = {
         m: [len(tokens[m][i]) / statistics.median(seconds[m][i]) for i in range(len(prompts))]
@@ -160,18 +171,17 @@ def compare(
                 sum(map(len, tokens[mode])),
                 statistics.median(speed[mode]),
                 statistics.median(ratio),
-                stats[mode],
+                functools.reduce(Stats.merge, stats[mode]),
             )
         )
-    plain, fast = stats["target only"], stats["speculative"]
-    step = fast.draft_seconds / fast.draft_steps if fast.draft_steps else 0.0
-    cost = step / (plain.target_seconds / plain.rounds)
+    pairs = list(zip(stats["target only"], stats["speculative"], strict=True))
+    cost = statistics.median(_cost(plain, fast) for plain, fast in pairs)
     return Comparison(
         rows=tuple(rows),
         realised=rows[2].speedup,
-        decoding=(plain.round_seconds / plain.emitted) / (fast.round_seconds / fast.emitted),
+        decoding=statistics.median(_pace(plain) / _pace(fast) for plain, fast in pairs),
         cost=cost,
-        predicted=expected_speedup(fast, cost),
+        predicted=expected_speedup(rows[2].stats, cost),
         identical=sum(
             a == b for a, b in zip(tokens["target only"], tokens["speculative"], strict=True)
         ),
