@@ -78,16 +78,18 @@ def _measure(runs: dict[tuple[str, str], Run], prompts: list[str], repeats: int)
 def _row(speeds: Speeds, pair: str, temperature: float) -> dict[str, object]:
     """Each engine in the dtype it is faster in."""
     row: dict[str, object] = {"pair": pair, "temperature": temperature}
-    ours: list[float] = []
-    for engine in ENGINES:
-        best = max(
+    best = {
+        engine: max(
             (k for k in speeds if k[0] == engine), key=lambda k: statistics.median(speeds[k])
         )
-        row[f"{engine}_tokens_per_s"] = round(statistics.median(speeds[best]), 1)
-        row[f"{engine}_dtype"] = best[1]
-        ours = ours or speeds[best]  # the first
+        for engine in ENGINES
+    }
+    ours = speeds[best["outpace"]]
+    for engine, key in best.items():
+        row[f"{engine}_tokens_per_s"] = round(statistics.median(speeds[key]), 1)
+        row[f"{engine}_dtype"] = key[1]
         if engine != "outpace":
-            ratio = statistics.median(a / b for a, b in zip(ours, speeds[best], strict=True))
+            ratio = statistics.median(a / b for a, b in zip(ours, speeds[key], strict=True))
             row[f"over_{engine}"] = round(ratio, 3)
     return row
 

@@ -346,6 +346,12 @@ def test_wide_heads_are_no_exception(wide_heads, head_dim, kv_heads, dtype):
         assert torch.equal(in_blocks(model, ids, rows), single), rows
 
 
+def test_without_more_query_rows_they_would_be(wide_heads, monkeypatch):
+    monkeypatch.setattr(lean, "query_padding", lambda rows, head_dim: 0)
+    model, ids = wide_heads(256).load(), text(60)
+    assert not torch.equal(in_blocks(model, ids, 16), in_blocks(model, ids, 1))
+
+
 def test_an_exponential_is_the_same_wherever_threads_divide_the_work():
     torch.set_num_threads(3)
     divided = []
@@ -357,12 +363,6 @@ def test_an_exponential_is_the_same_wherever_threads_divide_the_work():
         divided.append(torch.equal(functional.silu(x), single))
     assert torch.allclose(single, x * x.sigmoid())
     assert not all(divided)  # or there is nothing to guard against
-
-
-def test_without_more_query_rows_they_would_be(wide_heads, monkeypatch):
-    monkeypatch.setattr(lean, "query_padding", lambda rows, head_dim: 0)
-    model, ids = wide_heads(256).load(), text(60)
-    assert not torch.equal(in_blocks(model, ids, 16), in_blocks(model, ids, 1))
 
 
 def test_what_overflows_in_fp16_leaves_no_trace(saved):
