@@ -29,14 +29,12 @@ from .linear import Linear
 from .masks import CausalTable, additive, visible, within
 from .norm import RMSNorm
 from .rope import inverse_frequencies, rotate, rotation_table
+from .silu import silu
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _QUERY_BLOCK = 32
 """Attention works through query rows in blocks of this many, or of a multiple."""
-
-_UNDIVIDED = 32768
-"""Elementwise work on as many values is divided between threads on a CPU, wherever that falls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ class LeanDecoder:
             q = qkv.narrow(1, 0, c.heads).reshape(batch, rows * self._fold, c.kv_heads, c.head_dim)
             h = h + layer.out(self._attend(q, groups, i).reshape(batch * rows, -1))
             gate, up = layer.gate_up(layer.mlp_norm(h)).chunk(2, -1)
-            h = h + layer.down(_silu(gate).mul_(up))
+            h = h + layer.down(silu(gate).mul_(up))
             if i in taps:
                 states[i] = h.view(batch, rows, -1)
         scores = self._head(self._norm(h)).view(batch, rows, -1) if logits else None
@@ -235,15 +233,6 @@ def query_padding(rows: int, head_dim: int) -> int:
     """
     left = rows % _QUERY_BLOCK
     return max(0, max(4, head_dim // 16) - left) if left else 0
-
-
-def _silu(x: Tensor) -> Tensor:
-    """SiLU of `[rows, n]`, undivided on a CPU: the last values of a part, which do not fill a
-    vector, get another exponential, and which those are must not depend on the number of rows."""
-    rows = max(1, (_UNDIVIDED - 1) // x.shape[1])
-    if x.device.type != "cpu" or len(x) <= rows:
-        return F.silu(x)
-    return torch.cat([F.silu(part) for part in torch.split(x, rows)])
 
 
 def _layer(c: LeanConfig, load: Callable[[str], Tensor], prefix: str) -> Layer:
