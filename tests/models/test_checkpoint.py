@@ -442,6 +442,16 @@ def test_progress_counts_the_layers(saved):
     assert seen == [(source.name, i, 3) for i in (1, 2, 3)]
 
 
+def test_layers_that_are_packed_side_by_side_keep_their_order(saved):
+    source, ids = inspect_checkpoint(saved("llama2").folder), text(20)
+    torch.set_num_threads(1)
+    alone = load_model(source, "fp32", "cpu")
+    torch.set_num_threads(4)
+    together = load_model(source, "fp32", "cpu")
+    torch.set_num_threads(1)
+    assert torch.equal(in_blocks(together, ids, 20), in_blocks(alone, ids, 20))
+
+
 # --- what comes with the weights ------------------------------------------------------------
 
 

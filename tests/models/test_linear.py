@@ -68,6 +68,28 @@ def test_half_precision_holds_any_magnitude(size):
     assert error(pack_half(weight, None)(x), x, weight) < 1e-6
 
 
+@half_works
+def test_a_weight_in_blocks_is_the_same_weight(monkeypatch):
+    size = (1300, 384)
+    weight, x = weight_of(size, torch.bfloat16), rows_of(size)
+    for bias in (None, weight.sum(1)):
+        whole = pack_half(weight, bias)(x)
+        with monkeypatch.context() as patch:
+            patch.setattr(linear, "_HALF_BLOCK", 500 * 384)
+            layer = pack_half(weight, bias)
+        assert torch.equal(layer(x), whole)
+        for n in COUNTS:
+            assert torch.equal(layer(x[:n]), whole[:n]), n
+
+
+def test_each_block_has_to_fit(monkeypatch):
+    weight = weight_of((9, 64), torch.bfloat16)
+    monkeypatch.setattr(linear, "_HALF_BLOCK", 2 * 64)
+    assert fits_half(weight)
+    weight[8, 1] = 1 / 3
+    assert not fits_half(weight)
+
+
 def test_what_half_precision_holds():
     weight = weight_of((64, 64), torch.float32)
     assert not fits_half(weight)

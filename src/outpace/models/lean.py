@@ -14,6 +14,7 @@ rows of one attention, and unfold again, without being reordered.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,9 @@ from .rope import inverse_frequencies, rotate, rotation_table
 from .silu import silu
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+_PACKERS = 4
+"""Threads that pack weights; each holds a few copies of one in fp32."""
 
 _QUERY_BLOCK = 32
 """Attention works through query rows in blocks of this many, or of a multiple."""
@@ -73,12 +77,16 @@ class LeanDecoder:
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
         self._embedding = load(EMBEDDING)
-        self._layers = []
-        for i in range(config.layers):
-            self._layers.append(_layer(config, load, f"model.layers.{i}."))
-            progress()
         self._norm = RMSNorm(load("model.norm.weight"), config.norm_eps)
-        self._head = Linear(self._embedding if config.tied else load(HEAD))
+        self._layers = []
+        on_cpu = self.device.type == "cpu"  # where packing takes longer than reading
+        with ThreadPoolExecutor(min(_PACKERS, torch.get_num_threads()) if on_cpu else 1) as pool:
+            head = pool.submit(lambda: Linear(self._embedding if config.tied else load(HEAD)))
+            prefixes = [f"model.layers.{i}." for i in range(config.layers)]
+            for layer in pool.map(lambda prefix: _layer(config, load, prefix), prefixes):
+                self._layers.append(layer)
+                progress()
+            self._head = head.result()
         self._rope = inverse_frequencies(config.rope, config.head_dim, config.context_length)
         self._angles = self._table(min(config.context_length, 4096))
         self._fold = config.heads // config.kv_heads

@@ -61,6 +61,9 @@ _MKL_AT_MOST = 2**21
 _HALF_AT_LEAST = 400_000
 """With fewer elements than this MKL is faster than FBGEMM: memory is not what takes time."""
 
+_HALF_BLOCK = 2**23
+"""FBGEMM packs about this many elements at a time: more take longer each, and more memory."""
+
 _ROWS_HINT = 64
 """MKL packs for about this many rows; packed for one, it rounds differently from row to row."""
 
@@ -88,15 +91,30 @@ def pack_mkl(weight: Tensor, bias: Tensor | None) -> Packed:
 def pack_half(weight: Tensor, bias: Tensor | None) -> Packed:
     """fp32, kept in half precision by FBGEMM, in the upper part of its range."""
     scale = _half_scale(weight)
-    packed = torch.ops.quantized.linear_prepack_fp16((weight * scale).contiguous(), bias)
+    parts = _blocks(weight)
+    biases = [None] * len(parts) if bias is None else torch.split(bias, [len(p) for p in parts])
+    pack = torch.ops.quantized.linear_prepack_fp16
+    packed = [pack((p * scale).contiguous(), b) for p, b in zip(parts, biases, strict=True)]
     multiply: Any = torch.ops.quantized.linear_dynamic_fp16.default
     back = 1 / scale  # both are powers of 2: nothing is rounded
-    return lambda x: multiply(x * back, packed)
+    if len(packed) == 1:
+        return lambda x: multiply(x * back, packed[0])
+
+    def apply(x: Tensor) -> Tensor:
+        x = x * back
+        return torch.cat([multiply(x, p) for p in packed], -1)
+
+    return apply
+
+
+def _blocks(weight: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(weight, max(1, _HALF_BLOCK // weight.shape[1]))
 
 
 def _half_scale(weight: Tensor) -> float:
     """The power of 2 that takes the largest magnitude to [2¹⁴, 2¹⁵), within [2⁻³², 2³²]."""
-    exponent = math.frexp(float(weight.abs().max()))[1]
+    low, high = map(float, weight.aminmax())
+    exponent = math.frexp(max(-low, high))[1]
     return math.ldexp(1.0, max(-32, min(15 - exponent, 32)))
 
 
@@ -106,10 +124,13 @@ def fits_half(weight: Tensor) -> bool:
     So it is with weights that come from bf16 (it has fewer bits than half
     precision, and of its range little is used) or from half precision.
     """
-    if not weight.isfinite().all():
-        return False
-    scaled = weight * _half_scale(weight)
-    return bool(scaled.half().float().sub_(scaled).abs_().max() <= 2**-25)
+    scale = _half_scale(weight)
+    for part in _blocks(weight):
+        scaled = part * scale
+        error = float(scaled.half().float().sub_(scaled).abs_().max())
+        if not error <= 2**-25:  # nor is it where something is no number
+            return False
+    return True
 
 
 def rows_agree(pack: Packing, size_out: int, size_in: int) -> bool:

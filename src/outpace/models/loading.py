@@ -88,7 +88,8 @@ def locate(name: str | Path, weights: bool = True) -> Path:
         raise CheckpointError(f"{text} cannot be read ({first_line(error)}): check it") from error
     if text.count("/") != 1 or text.startswith((".", "/", "~")):
         raise CheckpointError(
-            f"{text} does not exist: give a checkpoint folder, a hub id (owner/name) or 'demo'"
+            f"{text} does not exist: give a checkpoint folder, a hub id (owner/name), "
+            "'demo' or 'demo-draft'"
         )
     from huggingface_hub import snapshot_download
 
