@@ -79,14 +79,21 @@ class LeanDecoder:
         self._embedding = load(EMBEDDING)
         self._norm = RMSNorm(load("model.norm.weight"), config.norm_eps)
         self._layers = []
-        on_cpu = self.device.type == "cpu"  # where packing takes longer than reading
-        with ThreadPoolExecutor(min(_PACKERS, torch.get_num_threads()) if on_cpu else 1) as pool:
-            head = pool.submit(lambda: Linear(self._embedding if config.tied else load(HEAD)))
-            prefixes = [f"model.layers.{i}." for i in range(config.layers)]
-            for layer in pool.map(lambda prefix: _layer(config, load, prefix), prefixes):
+
+        def make_layer(i: int) -> Layer:
+            return _layer(config, load, f"model.layers.{i}.")
+
+        def make_head() -> Linear:
+            return Linear(self._embedding if config.tied else load(HEAD))
+
+        # On a CPU packing takes longer than reading. On a GPU device and stream are the thread's.
+        aside = self.device.type == "cpu"
+        with ThreadPoolExecutor(min(_PACKERS, torch.get_num_threads())) as pool:
+            head = pool.submit(make_head) if aside else None
+            for layer in (pool.map if aside else map)(make_layer, range(config.layers)):
                 self._layers.append(layer)
                 progress()
-            self._head = head.result()
+            self._head = head.result() if head is not None else make_head()
         self._rope = inverse_frequencies(config.rope, config.head_dim, config.context_length)
         self._angles = self._table(min(config.context_length, 4096))
         self._fold = config.heads // config.kv_heads

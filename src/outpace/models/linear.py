@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -61,11 +62,14 @@ _MKL_AT_MOST = 2**21
 _HALF_AT_LEAST = 400_000
 """With fewer elements than this MKL is faster than FBGEMM: memory is not what takes time."""
 
-_HALF_BLOCK = 2**23
-"""FBGEMM packs about this many elements at a time: more take longer each, and more memory."""
+_TRIED_AT_ONCE = 2**23
+"""Elements of a weight whose copies in half precision are compared at once."""
 
 _ROWS_HINT = 64
 """MKL packs for about this many rows; packed for one, it rounds differently from row to row."""
+
+_TRIAL = Lock()
+"""Layers are packed side by side; what one of them tries the others wait for."""
 
 Packed = Callable[[Tensor], Tensor]
 """x `[rows, in]` to x Wᵀ + b `[rows, out]`."""
@@ -91,24 +95,10 @@ def pack_mkl(weight: Tensor, bias: Tensor | None) -> Packed:
 def pack_half(weight: Tensor, bias: Tensor | None) -> Packed:
     """fp32, kept in half precision by FBGEMM, in the upper part of its range."""
     scale = _half_scale(weight)
-    parts = _blocks(weight)
-    biases = [None] * len(parts) if bias is None else torch.split(bias, [len(p) for p in parts])
-    pack = torch.ops.quantized.linear_prepack_fp16
-    packed = [pack((p * scale).contiguous(), b) for p, b in zip(parts, biases, strict=True)]
+    packed = torch.ops.quantized.linear_prepack_fp16((weight * scale).contiguous(), bias)
     multiply: Any = torch.ops.quantized.linear_dynamic_fp16.default
     back = 1 / scale  # both are powers of 2: nothing is rounded
-    if len(packed) == 1:
-        return lambda x: multiply(x * back, packed[0])
-
-    def apply(x: Tensor) -> Tensor:
-        x = x * back
-        return torch.cat([multiply(x, p) for p in packed], -1)
-
-    return apply
-
-
-def _blocks(weight: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(weight, max(1, _HALF_BLOCK // weight.shape[1]))
+    return lambda x: multiply(x * back, packed)
 
 
 def _half_scale(weight: Tensor) -> float:
@@ -125,7 +115,7 @@ def fits_half(weight: Tensor) -> bool:
     precision, and of its range little is used) or from half precision.
     """
     scale = _half_scale(weight)
-    for part in _blocks(weight):
+    for part in torch.split(weight, max(1, _TRIED_AT_ONCE // weight.shape[1])):
         scaled = part * scale
         error = float(scaled.half().float().sub_(scaled).abs_().max())
         if not error <= 2**-25:  # nor is it where something is no number
@@ -143,7 +133,8 @@ def rows_agree(pack: Packing, size_out: int, size_in: int) -> bool:
     if pack is pack_half:  # works through blocks of a few outputs, whatever their number
         size_out = min(size_out, 512)
     settings = torch.get_num_threads(), torch.backends.quantized.engine
-    return _try_rows(pack, size_out, size_in, *settings)
+    with _TRIAL:
+        return _try_rows(pack, size_out, size_in, *settings)
 
 
 @cache

@@ -3,7 +3,8 @@
 On a CPU elementwise work is divided between threads wherever it falls, and the
 last values of a part, which do not fill a vector, get another exponential.
 So a call takes as many rows as are divided between whole vectors, or not at
-all: then the number of rows decides about no value.
+all: then the number of rows decides about no value. (As long as the runtime
+grants as many threads as it was set to, which OMP_THREAD_LIMIT can prevent.)
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _VECTORS = 64
 
 
 def silu(x: Tensor) -> Tensor:
-    """x · σ(x) of `[rows, n]`, values beside each other within a row."""
+    """x · σ(x) of `[rows, n]`, a part of each row of a wider block."""
     if x.device.type != "cpu":
         return F.silu(x)
     calls = _calls(*x.shape, torch.get_num_threads())
-    if len(calls) == 1:
+    if len(calls) <= 1:
         return F.silu(x)
     return torch.cat([F.silu(part) for part in torch.split(x, calls)])
 
@@ -36,9 +37,11 @@ def _calls(rows: int, width: int, threads: int) -> list[int]:
     """Rows per call."""
     if not _whole(width, width, threads):  # then a row is divided as it is when alone
         return [1] * rows
+    most = max(1, (_UNDIVIDED - 1) // width) if width % _VECTORS else rows
     calls = []
     while rows:
-        calls.append(next(n for n in range(rows, 0, -1) if _whole(n * width, width, threads)))
+        tried = range(min(rows, most), 0, -1)
+        calls.append(next(n for n in tried if _whole(n * width, width, threads)))
         rows -= calls[-1]
     return calls
 
