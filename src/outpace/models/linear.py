@@ -75,6 +75,7 @@ Packed = Callable[[Tensor], Tensor]
 """x `[rows, in]` to x Wᵀ + b `[rows, out]`."""
 
 Packing = Callable[[Tensor, Tensor | None], Packed]
+"""W `[out, in]` and b `[out]` to what multiplies with them."""
 
 
 def pack_onednn(weight: Tensor, bias: Tensor | None) -> Packed:

@@ -37,7 +37,7 @@ def _calls(rows: int, width: int, threads: int) -> list[int]:
     """Rows per call."""
     if not _whole(width, width, threads):  # then a row is divided as it is when alone
         return [1] * rows
-    most = max(1, (_UNDIVIDED - 1) // width) if width % _VECTORS else rows
+    most = (_UNDIVIDED - 1) // width if width % _VECTORS else rows
     calls = []
     while rows:
         tried = range(min(rows, most), 0, -1)
