@@ -16,8 +16,10 @@ from .engine.checks import (
 )
 from .generator import Generator, Messages, Prompt, encode
 from .models.loading import (
+    Compile,
     Progress,
     Source,
+    check_runner,
     choose_device,
     choose_dtype,
     eos_token_ids,
@@ -25,6 +27,7 @@ from .models.loading import (
     load_model,
     load_tokenizer,
 )
+from .models.quantize import choose_quantization
 from .models.tokenizer import check_vocabularies
 from .types import SamplingParams
 from .verifiers import make_verifier
@@ -50,15 +53,19 @@ class Assembly:
         device: str | torch.device | None = None,
         max_batch: int = 8,
         max_len: int | None = None,
+        compile: Compile = "auto",
+        quantize: str | None = None,
     ) -> None:
         self._k, self._max_batch = check_k(k), check_max_batch(max_batch)
         self._rule = make_verifier(verifier)
         if drafter is not None:
             check_compatible(ModelDrafter, self._rule)
         self._device = choose_device(device)
-        self._dtype = dtype
+        self._dtype, self._compile, self._quantize = dtype, compile, quantize
         choose_dtype(dtype, None, self._device)
+        quantization = choose_quantization(quantize)
         self._target = inspect_checkpoint(model)
+        check_runner(self._target, self._device, compile, quantization)
         self._max_len = check_max_len(max_len, self._target.context_length)
         self.tokenizer = load_tokenizer(self._target)
         self._eos = eos_token_ids(self._target, self.tokenizer)
@@ -66,6 +73,7 @@ class Assembly:
         self.remarks: list[str] = []
         if drafter is not None:
             self._draft = inspect_checkpoint(drafter)
+            check_runner(self._draft, self._device, compile, None)
             self.remarks = check_vocabularies(
                 self.tokenizer, load_tokenizer(self._draft), self._draft.vocab_size
             )
@@ -90,12 +98,22 @@ class Assembly:
 
         Raises:
             CheckpointError, UnsupportedModelError: they cannot be read or run.
+            CompilerError: `compile` is True, and the kernels cannot be compiled.
         """
-        target = load_model(self._target, self._dtype, self._device, progress)
+        target = load_model(
+            self._target,
+            self._dtype,
+            self._device,
+            progress,
+            compile=self._compile,
+            quantize=self._quantize,
+        )
         proposer: Drafter | None = None
         if self._draft is not None and self._k:
             # The draft runs as the target does; two precisions would only cost acceptance.
-            draft = load_model(self._draft, target.dtype, target.device, progress)
+            draft = load_model(
+                self._draft, target.dtype, target.device, progress, compile=self._compile
+            )
             proposer = ModelDrafter(draft, target.vocab_size, self._draft.name)
         return Generator(
             target,
@@ -120,6 +138,8 @@ def load(
     device: str | torch.device | None = None,
     max_batch: int = 8,
     max_len: int | None = None,
+    compile: Compile = "auto",
+    quantize: str | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Generator:
     """Load a target and a drafter.
@@ -136,6 +156,11 @@ def load(
         device: "cpu", "cuda", "cuda:N" or "mps"; by default the best there is.
         max_batch: sequences that run at once.
         max_len: positions per sequence; by default the model's context.
+        compile: on a CPU, run each pass of a Llama-family model as one call of
+            C++, compiled for the machine on first use and kept: True, False, or
+            "auto", where there is a compiler.
+        quantize: keep the target's matrices in 8 or 4 bits: "int8" or "int4". That
+            is another target, whose output is as exact as any's.
         progress: called with (what, done, total) while weights are read.
 
     Raises:
@@ -151,5 +176,7 @@ def load(
         device=device,
         max_batch=max_batch,
         max_len=max_len,
+        compile=compile,
+        quantize=quantize,
     )
     return assembly.load(progress)

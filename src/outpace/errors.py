@@ -23,6 +23,10 @@ class UnsupportedModelError(CheckpointError):
     """The checkpoint is readable, but no runner can run it exactly."""
 
 
+class CompilerError(OutpaceError):
+    """The kernels cannot be compiled on this machine."""
+
+
 class VocabularyMismatchError(OutpaceError, ValueError):
     """Target and draft disagree about what a token id means."""
 

@@ -20,10 +20,12 @@ class Saved:
 
     folder: Path
     hf: Any
+    compile: Any = "auto"
 
     @lru_cache(maxsize=8)  # noqa: B019 (lives as long as the test run)
-    def load(self, dtype: str = "fp32") -> LanguageModel:
-        return load_model(inspect_checkpoint(self.folder), dtype, "cpu")
+    def load(self, dtype: str = "fp32", **options: Any) -> LanguageModel:
+        source = inspect_checkpoint(self.folder)
+        return load_model(source, dtype, "cpu", compile=self.compile, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +37,8 @@ def _one_thread():
 
 
 @pytest.fixture(scope="session")
-def saved(tmp_path_factory):
-    """`saved(name)`: one of LEAN, ADAPTED and REFUSED; `saved(name, kind, options)`: a new one."""
+def checkpoint(tmp_path_factory):
+    """`checkpoint(name)`: one of LEAN, ADAPTED and REFUSED; with kind and options: a new one."""
 
     @cache
     def known(name: str) -> Saved:
@@ -47,3 +49,9 @@ def saved(tmp_path_factory):
         return Saved(folder, write(folder, kind, options, **more))
 
     return lambda name, *new, **more: make(name, *new, **more) if new else known(name)
+
+
+@pytest.fixture(scope="session")
+def saved(checkpoint):
+    """The same, where a module does not say otherwise."""
+    return checkpoint

@@ -35,6 +35,8 @@ def bench(
     max_new_tokens: common.MaxNewTokens = 128,
     dtype: common.Dtype = None,
     device: common.Device = None,
+    compile: common.Compile = None,
+    quantize: common.Quantize = None,
     as_json: common.AsJson = False,
     no_color: common.NoColor = False,
 ) -> None:
@@ -65,7 +67,17 @@ def bench(
         for text in texts:
             assembly.check(params, text)
 
-    generator = common.load_with_bar(model, name, k, dtype, device, check=check, max_batch=1)
+    generator = common.load_with_bar(
+        model,
+        name,
+        k,
+        dtype,
+        device,
+        check=check,
+        compile=compile,
+        quantize=quantize,
+        max_batch=1,
+    )
     errors = Console(stderr=True, no_color=no_color)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("measuring", total=len(texts) * repeats * len(MODES))
@@ -73,6 +85,7 @@ def bench(
     if as_json:
         target = generator.engine.target
         setting = {"model": model, "drafter": name, "k": k, "temperature": temperature}
+        setting |= {"quantize": quantize}
         machine = {"device": str(target.device), "dtype": str(target.dtype).removeprefix("torch.")}
         print(json.dumps(setting | machine | found.to_dict()))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +39,16 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeata
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="At most this many.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:N or mps.")]
+Compile = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--no-compile",
+        help="Run passes as compiled C++ (CPU, Llama family); by default where it can be.",
+    ),
+]
+Quantize = Annotated[
+    str | None, typer.Option("--quantize", help="Keep the target's weights as int8 or int4.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="No colours, no moving lines.")]
 
@@ -56,6 +67,7 @@ def load_with_bar(
     dtype: str | None,
     device: str | None,
     check: Callable[[Assembly], None] = lambda assembly: None,
+    compile: bool | None = None,
     **options: Any,
 ) -> Generator:
     """`outpace.load` with a progress bar on a terminal, remarks on stderr.
@@ -72,7 +84,8 @@ def load_with_bar(
     console = Console(stderr=True)
     if not console.is_terminal:
         transformers_logging.disable_progress_bar()
-    assembly = Assembly(model, drafter, k, dtype=dtype, device=device, **options)
+    wanted: Any = "auto" if compile is None else compile
+    assembly = Assembly(model, drafter, k, dtype=dtype, device=device, compile=wanted, **options)
     check(assembly)
     for remark in assembly.remarks:
         print(f"outpace: note: {remark}", file=sys.stderr)
@@ -86,7 +99,12 @@ def load_with_bar(
                 tasks[what] = bar.add_task(what, total=total)
             bar.update(tasks[what], completed=done)
 
-        return assembly.load(advance)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", RuntimeWarning)
+            generator = assembly.load(advance)
+    for message in dict.fromkeys(str(w.message) for w in caught):
+        print(f"outpace: note: {message}", file=sys.stderr)
+    return generator
 
 
 def read_text(path: str) -> str:

@@ -40,6 +40,8 @@ def generate(
     ] = None,
     dtype: common.Dtype = None,
     device: common.Device = None,
+    compile: common.Compile = None,
+    quantize: common.Quantize = None,
     as_json: common.AsJson = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print statistics to stderr.")] = False,
     no_color: common.NoColor = False,
@@ -68,6 +70,8 @@ def generate(
         dtype,
         device,
         check=lambda assembly: assembly.check(params, **request),
+        compile=compile,
+        quantize=quantize,
         max_batch=1,
     )
     stream = generator.stream(params=params, **request)

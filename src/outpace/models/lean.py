@@ -29,6 +29,7 @@ from .config import LeanConfig
 from .linear import Linear
 from .masks import CausalTable, additive, visible, within
 from .norm import RMSNorm
+from .quantize import Quantization, Quantized
 from .rope import inverse_frequencies, rotate, rotation_table
 from .silu import silu
 
@@ -71,8 +72,14 @@ class LeanDecoder:
         config: LeanConfig,
         load: Callable[[str], Tensor],
         progress: Callable[[], None] = lambda: None,
+        quantization: Quantization | None = None,
     ) -> None:
-        """Args: `load` returns a parameter by its checkpoint name, in dtype and on device."""
+        """Args:
+        load: returns a parameter by its checkpoint name, in dtype and on device.
+        progress: called after every layer.
+        quantization: rounds the matrices, which are multiplied with as ever; their memory
+            and time stay what they are.
+        """
         self.config = config
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
@@ -81,10 +88,11 @@ class LeanDecoder:
         self._layers = []
 
         def make_layer(i: int) -> Layer:
-            return _layer(config, load, f"model.layers.{i}.")
+            return _layer(config, load, f"model.layers.{i}.", quantization)
 
         def make_head() -> Linear:
-            return Linear(self._embedding if config.tied else load(HEAD))
+            head = self._embedding if config.tied else load(HEAD)
+            return Linear(_rounded(head, quantization and quantization.of_head))
 
         # On a CPU packing takes longer than reading. On a GPU device and stream are the thread's.
         aside = self.device.type == "cpu"
@@ -250,9 +258,13 @@ def query_padding(rows: int, head_dim: int) -> int:
     return max(0, max(4, head_dim // 16) - left) if left else 0
 
 
-def _layer(c: LeanConfig, load: Callable[[str], Tensor], prefix: str) -> Layer:
+def _layer(
+    c: LeanConfig, load: Callable[[str], Tensor], prefix: str, quantization: Quantization | None
+) -> Layer:
     def parameter(name: str, kind: str) -> Tensor:
         tensor = load(f"{prefix}{name}.{kind}")
+        if kind == "weight":
+            tensor = _rounded(tensor, quantization)
         if name == "self_attn.q_proj":
             return _apart(tensor, c, 0)
         return _apart(tensor, c, 1) if name == "self_attn.o_proj" and kind == "weight" else tensor
@@ -275,6 +287,12 @@ def _layer(c: LeanConfig, load: Callable[[str], Tensor], prefix: str) -> Layer:
         gate_up=fused(["mlp.gate_proj", "mlp.up_proj"], c.mlp_bias),
         down=fused(["mlp.down_proj"], c.mlp_bias),
     )
+
+
+def _rounded(weight: Tensor, quantization: Quantization | None) -> Tensor:
+    if quantization is None:
+        return weight
+    return Quantized.of(weight, quantization).weight().to(weight.dtype)
 
 
 def _apart(tensor: Tensor, c: LeanConfig, dim: int) -> Tensor:

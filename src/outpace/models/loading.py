@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from ctypes import CDLL
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from ..errors import (
     CheckpointError,
+    CompilerError,
     OptionError,
     OutpaceError,
     UnsupportedModelError,
@@ -18,9 +21,12 @@ from ..errors import (
 )
 from .base import LanguageModel
 from .checkpoint import Weights, read_json
+from .compiled import CompiledDecoder
+from .compiler import load_library
 from .config import LeanConfig, context_length
 from .lean import EMBEDDING, HEAD, LeanDecoder, check_weights
 from .linear import multiplies_bf16
+from .quantize import Quantization, choose_quantization
 from .tokenizer import Tokenizer
 
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -28,6 +34,9 @@ DEMO_TARGET, DEMO_DRAFT = "demo", "demo-draft"
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, total) while weights are read."""
+
+Compile = Literal["auto"] | bool
+"""Whether a pass is one call of compiled C++: `True`, `False`, or "auto", where it can be."""
 
 _DTYPES = {
     "float32": torch.float32,
@@ -206,16 +215,23 @@ def load_model(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     progress: Progress = lambda what, done, total: None,
+    *,
+    compile: Compile = "auto",
+    quantize: str | None = None,
 ) -> LanguageModel:
-    """Load the weights into the lean decoder, or into the adapter where that cannot run them.
+    """Load the weights into the compiled or the lean decoder, or else into the adapter.
 
     Raises:
         CheckpointError: missing, truncated or contradictory weights.
-        UnsupportedModelError: neither runner can run the model exactly.
+        UnsupportedModelError: no runner can run the model exactly.
+        CompilerError: `compile` is True, and the kernels cannot be had.
+        OptionError: an option that cannot work, for this model or at all.
     """
     place = choose_device(device)
     stored = getattr(source.config, "dtype", None) or getattr(source.config, "torch_dtype", None)
     kind = choose_dtype(dtype, stored, place)
+    quantization = choose_quantization(quantize)
+    check_runner(source, place, compile, quantization)
     if source.lean is None:
         progress(source.name, 0, 1)
         model = _adapted(source, kind, place)
@@ -233,7 +249,65 @@ def load_model(
         head, embedding = (source.weights.load(n, kind, place) for n in (HEAD, EMBEDDING))
         lean = replace(lean, tied=torch.equal(head, embedding))
         del head, embedding
-    return LeanDecoder(lean, lambda n: source.weights.load(n, kind, place), advance)
+
+    def load(name: str) -> torch.Tensor:
+        return source.weights.load(name, kind, place)
+
+    kernels = _kernels(compile, place, progress)
+    if kernels is None:
+        return LeanDecoder(lean, load, advance, quantization)
+    return CompiledDecoder(lean, load, advance, quantization, kernels)
+
+
+def check_runner(
+    source: Source, device: torch.device, compile: Compile, quantization: Quantization | None
+) -> None:
+    """Whether there is a runner for what is asked.
+
+    Raises:
+        OptionError: there is none.
+    """
+    if compile not in (True, False, "auto"):
+        raise OptionError(f"compile must be True, False or 'auto', not {compile!r}")
+    if compile is True and device.type != "cpu":
+        raise OptionError(f"compile=True is for CPUs, not for {device}: leave it out")
+    for asked, what in ((compile is True, "compile=True"), (quantization, "quantize")):
+        if asked and source.lean is None:
+            raise OptionError(
+                f"{what} is for the Llama family, and {source.name} is not of it "
+                f"({source.reason}): leave it out"
+            )
+
+
+def _kernels(compile: Compile, device: torch.device, progress: Progress) -> CDLL | None:
+    """The compiled kernels; None for the lean decoder.
+
+    Raises:
+        CompilerError: they are asked for and cannot be had.
+    """
+    if device.type != "cpu" or compile is False:
+        return None
+    what = "the kernels, compiled once"
+    steps: list[int] = []
+
+    def waiting() -> None:
+        steps.append(0)
+        progress(what, 0, 1)
+
+    try:
+        return load_library(waiting=waiting)
+    except CompilerError as error:
+        if compile is True:
+            raise
+        warnings.warn(
+            f"running without compiled kernels, which takes several times as long: {error}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return None
+    finally:
+        if steps:
+            progress(what, 1, 1)
 
 
 def _check_adaptable(name: str, config: Any, reason: str) -> None:

@@ -1,0 +1,303 @@
+"""The compiled decoder: a whole forward pass of the Llama family in one call of C++.
+
+A decoding step is short: what it costs beyond reading the weights is the time
+between kernels. `kernels/` has the pass as one function, without any. Weights
+are kept in the narrowest format that holds them exactly, or quantised; all
+arithmetic is fp32, so the dtype decides about weights and cache alone.
+
+What a row computes depends on its own sequence alone, by construction: every
+sum is formed by one thread, in an order that follows from the row's own
+position. So a row gets the same bits in any block, batch or tree.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .base import ForwardOutput
+from .cache import KVCache, SlotCache, round_up
+from .compiler import load_library
+from .config import LeanConfig
+from .lean import EMBEDDING, HEAD
+from .quantize import Quantization, Quantized
+from .rope import inverse_frequencies, rotation_table
+
+BLOCK = 64
+"""Outputs of a linear layer that are computed together."""
+
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_INT8, _INT4 = 3, 4
+
+_Number, _Address = ctypes.c_int64, ctypes.c_void_p
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = (
+        *_fields(_Address, "data scale bias"),
+        *_fields(_Number, "inputs outputs group"),
+        ("kind", ctypes.c_int32),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *_fields(_Matrix, "qkv out gate_up down"),
+        *_fields(_Address, "input_norm mlp_norm q_norm k_norm"),
+        *_fields(_Number, "window rotary"),
+    )
+
+
+class _Model(ctypes.Structure):
+    _fields_ = (
+        *_fields(_Number, "hidden heads kv_heads head_dim mlp layers"),
+        *_fields(_Address, "layer norm"),
+        ("head", _Matrix),
+        ("embedding", _Address),
+        *_fields(ctypes.c_int32, "embedding_kind cache_kind"),
+        ("norm_eps", ctypes.c_float),
+    )
+
+
+_SCRATCH = "h x qkv q attended act weights"
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = (
+        *_fields(_Number, "batch rows"),
+        *_fields(_Address, "tokens positions lengths starts cache paths depths angles taps logits"),
+        *_fields(_Address, _SCRATCH),
+        *_fields(_Number, "room last"),
+    )
+
+
+class CompiledDecoder:
+    """A Llama-family decoder over a slot cache, on a CPU. See `LanguageModel`."""
+
+    def __init__(
+        self,
+        config: LeanConfig,
+        load: Callable[[str], Tensor],
+        progress: Callable[[], None] = lambda: None,
+        quantization: Quantization | None = None,
+        library: ctypes.CDLL | None = None,
+    ) -> None:
+        """Args:
+            load: returns a parameter by its checkpoint name, in dtype, on the CPU.
+            progress: called after every layer.
+            library: the kernels, by default those of `load_library`.
+
+        Raises:
+            CompilerError: there are no kernels.
+        """
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.context_length = config.context_length
+        self.device = torch.device("cpu")
+        self._library = library or load_library()
+        self._width = int(self._library.outpace_width())
+        self._queries = int(self._library.outpace_queries())
+        self._kept: list[Tensor] = []  # what the structures point to
+        embedding = load(EMBEDDING)
+        self.dtype = embedding.dtype
+        embedding = narrowest(embedding)
+        layers = []
+        for i in range(config.layers):
+            layers.append(self._layer(load, i, quantization))
+            progress()
+        self._layers = (_Layer * config.layers)(*layers)
+        head = embedding if config.tied else load(HEAD)
+        self._model = _Model(
+            config.hidden_size,
+            config.heads,
+            config.kv_heads,
+            config.head_dim,
+            config.mlp_size,
+            config.layers,
+            ctypes.addressof(self._layers),
+            self._vector(load("model.norm.weight")),
+            self._matrix(head, None, quantization and quantization.of_head),
+            self._keep(embedding),
+            _KINDS[embedding.dtype],
+            _KINDS[self.dtype],
+            config.norm_eps,
+        )
+        self._rope = inverse_frequencies(config.rope, config.head_dim, config.context_length)
+        self._angles = self._table(min(config.context_length, 4096))
+        self._scratch = torch.empty(0)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the parameters take."""
+        return sum(t.numel() * t.element_size() for t in self._kept)
+
+    # --- parameters -------------------------------------------------------------
+
+    def _keep(self, tensor: Tensor) -> int:
+        self._kept.append(tensor.contiguous())
+        return self._kept[-1].data_ptr()
+
+    def _vector(self, tensor: Tensor) -> int:
+        return self._keep(tensor.float())
+
+    def _matrix(
+        self, weight: Tensor, bias: Tensor | None, quantization: Quantization | None
+    ) -> _Matrix:
+        out, size = weight.shape
+        where = None if bias is None else self._vector(bias)
+        if quantization is None:
+            weight = narrowest(weight)
+            pack = paired_blocks if weight.dtype == torch.bfloat16 else blocks
+            kind = _KINDS[weight.dtype]
+            return _Matrix(self._keep(pack(weight)), None, where, size, out, 0, kind)
+        made = Quantized.of(weight, quantization)
+        if quantization.bits == 8:
+            scales = self._vector(made.scales[:, 0])
+            return _Matrix(self._keep(blocks(made.values)), scales, where, size, out, 0, _INT8)
+        low, high = paired_blocks(made.values).unbind(-1)
+        nibbles = (low & 15) | (high << 4)
+        scales = self._keep(blocks(made.scales))
+        return _Matrix(self._keep(nibbles), scales, where, size, out, made.group, _INT4)
+
+    def _layer(
+        self, load: Callable[[str], Tensor], i: int, quantization: Quantization | None
+    ) -> _Layer:
+        c, prefix = self.config, f"model.layers.{i}."
+
+        def matrix(join: Callable[..., Tensor], biased: bool, *names: str) -> _Matrix:
+            weight = join([load(f"{prefix}{n}.weight") for n in names])
+            bias = join([load(f"{prefix}{n}.bias") for n in names]) if biased else None
+            return self._matrix(weight, bias, quantization)
+
+        def norm(name: str) -> int:
+            return self._vector(load(f"{prefix}{name}.weight"))
+
+        return _Layer(
+            matrix(torch.cat, c.qkv_bias, *(f"self_attn.{n}_proj" for n in "qkv")),
+            matrix(torch.cat, c.output_bias, "self_attn.o_proj"),
+            matrix(by_turns, c.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
+            matrix(torch.cat, c.mlp_bias, "mlp.down_proj"),
+            norm("input_layernorm"),
+            norm("post_attention_layernorm"),
+            *(norm(f"self_attn.{n}_norm") if c.qk_norm else None for n in "qk"),
+            c.windows[i] or 0,
+            c.rotary[i],
+        )
+
+    def _table(self, positions: int) -> Tensor:
+        return rotation_table(*self._rope, positions, torch.float32, self.device)
+
+    # --- passes -----------------------------------------------------------------
+
+    def new_cache(self, slots: int, max_len: int) -> KVCache:
+        c = self.config
+        shape = (c.layers, c.kv_heads, round_up(c.head_dim, self._width))
+        return KVCache(slots, max_len, *shape, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: SlotCache,
+        slots: Sequence[int],
+        mask: Tensor | None = None,
+        taps: Sequence[int] = (),
+        logits: bool = True,
+    ) -> ForwardOutput:
+        assert isinstance(cache, KVCache)
+        c = self.config
+        batch, rows = tokens.shape
+        cache.reserve(slots, rows)
+        if len(self._angles) < min(cache.capacity, self.context_length):
+            self._angles = self._table(min(2 * cache.capacity, self.context_length))
+        lengths = [cache.lengths[s] for s in slots]
+        integers, addresses = _Number * batch, _Address * c.layers
+        out = torch.empty(batch, rows, c.vocab_size) if logits else None
+        states = {i: torch.empty(batch, rows, c.hidden_size) for i in taps}
+        tokens, positions = tokens.contiguous(), positions.contiguous()
+        held = (  # while the call lasts
+            integers(*lengths),
+            integers(*(s * cache.capacity for s in slots)),
+            addresses(*(t.data_ptr() for t in cache.storage)),
+            addresses(*(states[i].data_ptr() if i in states else None for i in range(c.layers))),
+        )
+        p = _Pass(batch, rows, tokens.data_ptr(), positions.data_ptr())
+        p.lengths, p.starts, p.cache, p.taps = (ctypes.addressof(array) for array in held)
+        p.angles = self._angles.data_ptr()
+        if mask is not None:
+            paths, depths = _paths(mask)
+            p.paths, p.depths = paths.data_ptr(), depths.data_ptr()
+        if out is not None:
+            p.logits = out.data_ptr()
+        last = c.layers - 1  # without logits its keys and values are all that is wanted of it
+        p.last = c.layers if logits or last in states else last
+        threads = torch.get_num_threads()
+        self._lay_out(p, batch * rows, max(lengths) + rows, threads)
+        self._library.outpace_forward(ctypes.byref(self._model), ctypes.byref(p), threads)
+        return ForwardOutput(out, tuple(states[i] for i in taps))
+
+    def _lay_out(self, p: _Pass, rows: int, positions: int, threads: int) -> None:
+        """Room for a pass's intermediate values, in one buffer that is kept."""
+        c = self.config
+        head = round_up(c.head_dim, self._width)
+        p.room = round_up(positions, self._width) + self._width + head
+        q = c.heads * head
+        qkv = (c.heads + 2 * c.kv_heads) * c.head_dim
+        sizes = [rows * n for n in (c.hidden_size, c.hidden_size, qkv, q, q, c.mlp_size)]
+        sizes.append(threads * self._queries * p.room)
+        sizes = [round_up(n, BLOCK) for n in sizes]
+        if len(self._scratch) < sum(sizes):
+            self._scratch = torch.empty(sum(sizes))
+        at = self._scratch.data_ptr()
+        for name, size in zip(_SCRATCH.split(), sizes, strict=True):
+            setattr(p, name, at)
+            at += self._scratch.element_size() * size
+
+
+def _paths(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows `[B, T, T]` that each row of a block may look at, in order, and how many."""
+    order = mask.logical_not().to(torch.uint8).argsort(dim=-1, stable=True)
+    return order.to(torch.int32), mask.sum(-1)
+
+
+def narrowest(weight: Tensor) -> Tensor:
+    """The same values in half the memory, where 16 bits hold all of them."""
+    if weight.dtype == torch.float32:
+        for dtype in (torch.bfloat16, torch.float16):
+            small = weight.to(dtype)
+            if torch.equal(small.float(), weight):
+                return small
+    return weight
+
+
+def blocks(weight: Tensor) -> Tensor:
+    """`[out, n]` as `[blocks, n, 64]`."""
+    return _whole(weight, BLOCK).view(-1, BLOCK, weight.shape[1]).transpose(1, 2).contiguous()
+
+
+def paired_blocks(weight: Tensor) -> Tensor:
+    """`[out, n]` as `[blocks, n, 32, 2]`: output i of a block beside output 32 + i."""
+    halves = _whole(weight, BLOCK).view(-1, 2, BLOCK // 2, weight.shape[1])
+    return halves.permute(0, 3, 2, 1).contiguous()
+
+
+def by_turns(parts: Sequence[Tensor]) -> Tensor:
+    """Rows of two matrices or vectors, 32 of the one and 32 of the other in turn."""
+    half = BLOCK // 2
+    split = [_whole(p, half).view(-1, half, *p.shape[1:]) for p in parts]
+    return torch.stack(split, 1).flatten(0, 2)
+
+
+def _whole(rows: Tensor, multiple: int) -> Tensor:
+    """Padded with zeros to a multiple of rows."""
+    short = -len(rows) % multiple
+    return torch.cat([rows, rows.new_zeros(short, *rows.shape[1:])]) if short else rows

@@ -1,0 +1,282 @@
+// One forward pass of a Llama-family decoder: embedding, layers, final norm and head.
+//
+// Called with the model's parameters and a pass over B sequences of T rows each, everything by
+// address. Threads share the outputs of each part of a layer and wait for each other between
+// the parts; every value is computed by one thread, in an order that follows from its row alone.
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "attention.h"
+#include "linear.h"
+
+struct Layer {
+    Matrix qkv, out, gate_up, down;
+    const float *input_norm, *mlp_norm;  // [hidden]
+    const float *q_norm, *k_norm;        // [head_dim] or null
+    int64_t window;                      // positions a row sees, itself included; 0 is all
+    int64_t rotary;                      // whether queries and keys are rotated
+};
+
+struct Model {
+    int64_t hidden, heads, kv_heads, head_dim, mlp, layers;
+    const Layer *layer;
+    const float *norm;  // [hidden], the final one
+    Matrix head;
+    const void *embedding;  // [vocab, hidden]
+    int32_t embedding_kind, cache_kind;
+    float norm_eps;
+};
+
+struct Pass {
+    int64_t batch, rows;
+    const int64_t *tokens, *positions;  // [batch, rows]
+    const int64_t *lengths;             // [batch] committed positions
+    const int64_t *starts;              // [batch] where the slot begins, in rows of the cache
+    void *const *cache;                 // per layer [.., 2 * kv_heads, head_dim padded]
+    const int32_t *paths;               // [batch, rows, rows] the block's rows that a row sees, in
+    const int64_t *depths;              // order, and [batch, rows] their number; null is causal
+    const float *angles;                // [positions, 2, head_dim] cosines, signed sines
+    float *const *taps;                 // per layer null or [batch * rows, hidden]
+    float *logits;                      // [batch * rows, vocab] or null
+    float *h, *x, *qkv, *q, *attended, *act;  // room for [batch * rows, ..] of each
+    float *weights;                           // [threads, QUERIES, room]
+    int64_t room;                             // positions, a vector and a head, padded
+    int64_t last;                             // layers to run the attention of
+};
+
+namespace {
+
+template <class F>
+void with_kind(int32_t kind, F f) {
+    if (kind == BF16) return f(Bf16());
+    if (kind == FP16) return f(Fp16());
+    return f(Fp32());
+}
+
+int64_t padded(int64_t dim) { return (dim + WIDTH - 1) / WIDTH * WIDTH; }
+
+// out = x / sqrt(mean(x^2) + eps) * weight, of one row (Zhang and Sennrich, 2019).
+void rms_norm(const float *x, const float *weight, int64_t n, float eps, float *out) {
+    Floats squares = {};
+    int64_t i = 0;
+    for (; i + WIDTH <= n; i += WIDTH) {
+        const Floats some = read<Floats>(x + i);
+        squares = fma(some, some, squares);
+    }
+    if (i < n) {
+        const Floats rest = load_some<Fp32>(x + i, n - i);
+        squares = fma(rest, rest, squares);
+    }
+    const float scale = 1.0f / std::sqrt(sum(squares) / (float)n + eps);
+    for (i = 0; i < n; i++) out[i] = x[i] * scale * weight[i];
+}
+
+// One thread of a pass.
+class Worker {
+  public:
+    Worker(const Model &m, const Pass &p, int thread, int threads)
+        : m(m), p(p), thread(thread), threads(threads), count(p.batch * p.rows) {}
+
+    void run() {
+        share(count, [&](int64_t r) { embed(r); });
+        for (int64_t i = 0; i < m.layers; i++) {
+            const Layer &l = m.layer[i];
+            normed(l.input_norm);
+            store(l.qkv, p.x, p.qkv);
+            share(count, [&](int64_t r) { remember(l, i, r); });
+            if (i >= p.last) return;
+            attend_all(l, i);
+            add(l.out, p.attended);
+            normed(l.mlp_norm);
+            gate(l.gate_up);
+            add(l.down, p.act);
+            if (p.taps[i]) share(count, [&](int64_t r) { tap(r, p.taps[i]); });
+        }
+        if (!p.logits) return;
+        normed(m.norm);
+        store(m.head, p.x, p.logits);
+    }
+
+  private:
+    const Model &m;
+    const Pass &p;
+    const int thread, threads;
+    const int64_t count;
+
+    // This thread's share of n pieces of work; then it waits for the others.
+    template <class F>
+    void share(int64_t n, F work) {
+        for (int64_t i = n * thread / threads; i < n * (thread + 1) / threads; i++) work(i);
+        wait();
+    }
+
+    void wait() {
+#pragma omp barrier
+    }
+
+    void tap(int64_t r, float *states) {
+        const float *h = p.h + r * m.hidden;
+        std::copy(h, h + m.hidden, states + r * m.hidden);
+    }
+
+    void embed(int64_t r) {
+        float *h = p.h + r * m.hidden;
+        with_kind(m.embedding_kind, [&](auto kind) {
+            typedef decltype(kind) Kind;
+            const auto *from = (const typename Kind::Item *)m.embedding + p.tokens[r] * m.hidden;
+            int64_t i = 0;
+            for (; i + WIDTH <= m.hidden; i += WIDTH) Fp32::store(h + i, Kind::load(from + i));
+            const int64_t rest = m.hidden - i;
+            if (rest) store_some(h + i, load_some<Kind>(from + i, rest), rest);
+        });
+    }
+
+    void normed(const float *weight) {
+        share(count, [&](int64_t r) {
+            rms_norm(p.h + r * m.hidden, weight, m.hidden, m.norm_eps, p.x + r * m.hidden);
+        });
+    }
+
+    // y = W x + b
+    void store(const Matrix &w, const float *x, float *y) {
+        each_output(w, x, [&](int64_t r, int64_t i, float value) { y[r * w.out + i] = value; });
+    }
+
+    // h += W x + b
+    void add(const Matrix &w, const float *x) {
+        each_output(w, x, [&](int64_t r, int64_t i, float value) { p.h[r * w.out + i] += value; });
+    }
+
+    template <class F>
+    void each_output(const Matrix &w, const float *x, F f) {
+        linear(w, x, count, thread, threads,
+               [&](int64_t r, int64_t block, int64_t from, int64_t to, const float *values) {
+                   for (int64_t first : {from, HALF + from}) {
+                       const int64_t last = std::min(first + to - from, w.out - block * BLOCK);
+                       for (int64_t i = first; i < last; i++) f(r, block * BLOCK + i, values[i]);
+                   }
+               });
+        wait();
+    }
+
+    // SiLU(gate) * up: a block holds 32 outputs of the one and the same 32 of the other.
+    void gate(const Matrix &w) {
+        linear(w, p.x, count, thread, threads,
+               [&](int64_t r, int64_t block, int64_t from, int64_t to, const float *values) {
+                   for (int64_t i = from; i < to; i += WIDTH) {
+                       const Floats g = read<Floats>(values + i);
+                       const Floats y = g / (1.0f + exp(-g)) * read<Floats>(values + HALF + i);
+                       const int64_t at = block * HALF + i;
+                       store_some(p.act + r * m.mlp + at, y, clamp(m.mlp - at));
+                   }
+               });
+        wait();
+    }
+
+    static int64_t clamp(int64_t n) { return std::max<int64_t>(0, std::min<int64_t>(n, WIDTH)); }
+
+    // Norms, rotates and scales a row's queries; puts its keys and values into the cache.
+    void remember(const Layer &l, int64_t layer, int64_t r) {
+        const int64_t dim = m.head_dim, wide = padded(dim), b = r / p.rows;
+        float *qkv = p.qkv + r * (m.heads + 2 * m.kv_heads) * dim;
+        const float *angles = l.rotary ? p.angles + p.positions[r] * 2 * dim : nullptr;
+        const float scale = 1.0f / std::sqrt((float)dim);
+        const int64_t row = (p.starts[b] + p.lengths[b] + r % p.rows) * 2 * m.kv_heads;
+        for (int64_t head = 0; head < m.heads + 2 * m.kv_heads; head++) {
+            float *x = qkv + head * dim;
+            const bool query = head < m.heads, value = head >= m.heads + m.kv_heads;
+            if (!value) {
+                if (l.q_norm) rms_norm(x, query ? l.q_norm : l.k_norm, dim, m.norm_eps, x);
+                if (angles) rotate(x, angles, dim);
+            }
+            if (query) {
+                float *q = p.q + (r * m.heads + head) * wide;
+                for (int64_t i = 0; i < dim; i++) q[i] = x[i] * scale;
+                std::fill(q + dim, q + wide, 0.0f);
+            } else {
+                with_kind(m.cache_kind, [&](auto kind) {
+                    typedef decltype(kind) Kind;
+                    auto *cache = (typename Kind::Item *)p.cache[layer];
+                    auto *to = cache + (row + head - m.heads) * wide;
+                    for (int64_t i = 0; i < dim; i += WIDTH) {
+                        Kind::store(to + i, load_some<Fp32>(x + i, clamp(dim - i)));
+                    }
+                });
+            }
+        }
+    }
+
+    // The pairs (i, i + dim / 2); the first half of the sines carries the sign (Su et al., 2021).
+    static void rotate(float *x, const float *angles, int64_t dim) {
+        const float *cos = angles, *sin = angles + dim;
+        const int64_t half = dim / 2;
+        for (int64_t i = 0; i < half; i++) {
+            const float a = x[i], b = x[i + half];
+            x[i] = a * cos[i] + b * sin[i];
+            x[i + half] = b * cos[i + half] + a * sin[i + half];
+        }
+    }
+
+    // Query rows of one key-value head of one sequence, QUERIES at a time.
+    void attend_all(const Layer &l, int64_t layer) {
+        const int64_t folded = p.rows * (m.heads / m.kv_heads);
+        const int64_t tiles = (folded + QUERIES - 1) / QUERIES;
+        share(p.batch * m.kv_heads * tiles, [&](int64_t i) {
+            const int64_t tile = i % tiles, head = i / tiles % m.kv_heads;
+            const int64_t from = tile * folded / tiles, to = (tile + 1) * folded / tiles;
+            attend_tile(l, layer, i / tiles / m.kv_heads, head, from, to);
+        });
+    }
+
+    void attend_tile(const Layer &l, int64_t layer, int64_t b, int64_t head, int64_t from,
+                     int64_t to) {
+        const int64_t dim = m.head_dim, wide = padded(dim), group = m.heads / m.kv_heads;
+        View views[QUERIES];
+        for (int64_t i = from; i < to; i++) {
+            const int64_t r = b * p.rows + i / group;
+            View &view = views[i - from];
+            const int64_t depth = p.depths ? p.depths[r] : i / group + 1;
+            view.query = p.q + (r * m.heads + head * group + i % group) * wide;
+            view.weights = p.weights + (thread * QUERIES + i - from) * p.room;
+            view.out = view.weights + p.room - wide;
+            view.path = p.paths ? p.paths + r * p.rows : nullptr;
+            view.committed = p.lengths[b];
+            view.end = p.lengths[b] + depth;
+            view.begin = l.window ? std::max<int64_t>(0, view.end - l.window) : 0;
+        }
+        with_kind(m.cache_kind, [&](auto kind) {
+            typedef decltype(kind) Kind;
+            const int64_t stride = 2 * m.kv_heads * wide;
+            const auto *slot = (const typename Kind::Item *)p.cache[layer] + p.starts[b] * stride;
+            const Head<Kind> keys{slot + head * wide, stride};
+            const Head<Kind> values{slot + (m.kv_heads + head) * wide, stride};
+            attend<Kind>(views, (int)(to - from), keys, values, wide);
+        });
+        for (int64_t i = from; i < to; i++) {
+            const int64_t r = b * p.rows + i / group;
+            const float *out = views[i - from].out;
+            std::copy(out, out + dim, p.attended + (r * m.heads + head * group + i % group) * dim);
+        }
+    }
+};
+
+}  // namespace
+
+extern "C" {
+
+int outpace_width() { return WIDTH; }
+int outpace_queries() { return QUERIES; }
+
+void outpace_forward(const Model *model, const Pass *pass, int threads) {
+#pragma omp parallel num_threads(threads)
+    {
+#ifdef _OPENMP
+        Worker(*model, *pass, omp_get_thread_num(), omp_get_num_threads()).run();
+#else
+        Worker(*model, *pass, 0, 1).run();
+#endif
+    }
+}
+}

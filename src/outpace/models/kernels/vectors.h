@@ -1,0 +1,191 @@
+// Vectors of floats as wide as the processor's, with fused multiply-add where it has one.
+//
+// Compiled without contraction: a product and a sum are fused where `fma` says so and nowhere
+// else, so that the source alone decides how a value is rounded.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+constexpr int WIDTH = 16;
+#elif defined(__AVX2__) && defined(__FMA__)
+constexpr int WIDTH = 8;
+#else
+constexpr int WIDTH = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH)));
+typedef int8_t Bytes __attribute__((vector_size(WIDTH)));
+
+inline Floats fill(float x) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+    return (Floats)_mm512_set1_ps(x);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (Floats)_mm256_set1_ps(x);
+#else
+    return Floats{x, x, x, x};
+#endif
+}
+
+inline Floats fma(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_NEON)
+    return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+template <class To, class From>
+inline To bits(From from) {
+    static_assert(sizeof(To) == sizeof(From), "bits are reinterpreted, not converted");
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+template <class V>
+inline V read(const void *at) {
+    V v;
+    std::memcpy(&v, at, sizeof v);
+    return v;
+}
+
+// How weights, keys and values are kept. All are computed with as fp32.
+
+struct Fp32 {
+    typedef float Item;
+    static Floats load(const Item *at) { return read<Floats>(at); }
+    static void store(Item *at, Floats x) { std::memcpy(at, &x, sizeof x); }
+};
+
+struct Bf16 {
+    typedef uint16_t Item;
+    static Floats load(const Item *at) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+        return bits<Floats>((Words)_mm512_cvtepu16_epi32(read<__m256i>(at)) << 16);
+#elif defined(__AVX2__) && defined(__FMA__)
+        return bits<Floats>((Words)_mm256_cvtepu16_epi32(read<__m128i>(at)) << 16);
+#else
+        return bits<Floats>(__builtin_convertvector(read<Halves>(at), Words) << 16);
+#endif
+    }
+    static void store(Item *at, Floats x) {  // to the nearest, ties to even; NaN stays NaN
+        const Words w = bits<Words>(x);
+        const Words rounded = (w + 0x7FFF + ((w >> 16) & 1)) >> 16;
+        const Words nan = (w >> 16) | 0x40;
+        const Halves h = __builtin_convertvector(x == x ? rounded : nan, Halves);
+        std::memcpy(at, &h, sizeof h);
+    }
+};
+
+struct Fp16 {
+    typedef uint16_t Item;
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+    static Floats load(const Item *at) { return (Floats)_mm512_cvtph_ps(read<__m256i>(at)); }
+    static void store(Item *at, Floats x) {
+        const __m256i h = _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+        std::memcpy(at, &h, sizeof h);
+    }
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+    static Floats load(const Item *at) { return (Floats)_mm256_cvtph_ps(read<__m128i>(at)); }
+    static void store(Item *at, Floats x) {
+        const __m128i h = _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+        std::memcpy(at, &h, sizeof h);
+    }
+#else
+    static Floats load(const Item *at) {
+        typedef _Float16 Small __attribute__((vector_size(2 * WIDTH)));
+        return __builtin_convertvector(read<Small>(at), Floats);
+    }
+    static void store(Item *at, Floats x) {
+        typedef _Float16 Small __attribute__((vector_size(2 * WIDTH)));
+        const Small h = __builtin_convertvector(x, Small);
+        std::memcpy(at, &h, sizeof h);
+    }
+#endif
+};
+
+inline Ints widen(Bytes b) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+    return (Ints)_mm512_cvtepi8_epi32((__m128i)b);
+#else
+    return __builtin_convertvector(b, Ints);
+#endif
+}
+
+// The first n < WIDTH items, zeros behind them.
+template <class Kind>
+inline Floats load_some(const typename Kind::Item *at, int64_t n) {
+    typename Kind::Item items[WIDTH] = {};
+    std::memcpy(items, at, n * sizeof(items[0]));
+    return Kind::load(items);
+}
+
+inline void store_some(float *at, Floats x, int64_t n) { std::memcpy(at, &x, n * sizeof(float)); }
+
+// Every other element of a and then of b, from number `first` on.
+template <int first, int... i>
+inline Floats every_other(Floats a, Floats b, std::integer_sequence<int, i...>) {
+#if defined(__clang__) || __GNUC__ >= 12
+    return __builtin_shufflevector(a, b, (2 * i + first)...);
+#else
+    return __builtin_shuffle(a, b, Ints{(2 * i + first)...});
+#endif
+}
+
+// Sums of neighbours: a's in the lower half of the result, b's in the upper.
+inline Floats add_pairs(Floats a, Floats b) {
+    const std::make_integer_sequence<int, WIDTH> all;
+    return every_other<0>(a, b, all) + every_other<1>(a, b, all);
+}
+
+// The sum of each of WIDTH vectors; each is summed alike, whatever the others hold.
+inline Floats sums(Floats *v) {
+    for (int n = WIDTH / 2; n; n /= 2)
+        for (int i = 0; i < n; i++) v[i] = add_pairs(v[2 * i], v[2 * i + 1]);
+    return v[0];
+}
+
+inline float sum(Floats v) {
+    Floats all[WIDTH] = {v};
+    return sums(all)[0];
+}
+
+inline float largest(Floats v) {
+    float most = v[0];
+    for (int i = 1; i < WIDTH; i++) most = v[i] > most ? v[i] : most;
+    return most;
+}
+
+// e to the x within 2 units in the last place; 0 below -87.
+inline Floats exp(Floats x) {
+    const Floats low = fill(-87.0f), high = fill(88.0f);
+    const Ints tiny = x < low;
+    x = x < low ? low : x > high ? high : x;
+    const Floats shift = fill(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+    const Floats whole = fma(x, fill(1.44269504f), shift);
+    const Floats n = whole - shift;
+    Floats r = fma(n, fill(-0.693359375f), x);
+    r = fma(n, fill(2.12194440e-4f), r);  // the rest of ln 2
+    Floats p = fill(1.0f / 5040);
+    for (float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
+        p = fma(p, r, fill(c));
+    const Ints scale = (bits<Ints>(whole) - bits<Ints>(shift) + 127) << 23;
+    return tiny ? Floats{} : p * bits<Floats>(scale);
+}

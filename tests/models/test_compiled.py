@@ -1,0 +1,350 @@
+"""What the compiled decoder promises beyond the lean one, and what happens without a compiler."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from running import alone, append, feed, in_blocks, keep, path_to, plain, text, together
+
+from checkpoints import LEAN
+from outpace.errors import CompilerError, OptionError
+from outpace.models import compiler, inspect_checkpoint, load_model, prefill
+from outpace.models.compiled import CompiledDecoder, blocks, by_turns, narrowest, paired_blocks
+from outpace.models.compiler import SOURCES, load_library
+from outpace.models.lean import LeanDecoder
+from outpace.models.loading import choose_dtype
+from outpace.models.quantize import QUANTIZATIONS, Quantized
+from outpace.types import Tree
+
+try:
+    VECTORS = load_library().outpace_width()
+except CompilerError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+CPU = torch.device("cpu")
+DTYPES = ["fp32", "bf16", "fp16"]
+WIDE = {
+    "hidden_size": 320,
+    "intermediate_size": 500,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 1,
+    "head_dim": 40,
+    "num_hidden_layers": 2,
+    "vocab_size": 150,
+}
+"""More than one block of 64 outputs everywhere, none of them whole, and inputs of two stretches."""
+
+
+@pytest.fixture(scope="module")
+def saved(checkpoint):
+    return lambda *name, **more: replace(checkpoint(*name, **more), compile=True)
+
+
+@pytest.fixture(scope="module")
+def wide(saved):
+    return saved("llama-320", "Llama", WIDE)
+
+
+# --- to the last bit ------------------------------------------------------------------------
+
+
+@st.composite
+def trees(draw):
+    size = draw(st.integers(1, 12))
+    return Tree(tuple(draw(st.integers(-1, i - 1)) for i in range(size)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["llama-tied-gqa", "mistral-window", "qwen3", "smollm3"])
+@settings(max_examples=10)
+@given(tree=trees(), prefix=st.integers(0, 150), kept=st.integers(0, 11), seed=st.integers(0, 9))
+def test_a_node_of_a_tree_gets_the_bits_of_plain_decoding(
+    saved, name, dtype, tree, prefix, kept, seed
+):
+    model, ids = saved(name).load(dtype), text(prefix + len(tree) + 4, seed=seed)
+    before, (root, *nodes), after = ids[:prefix], ids[prefix:-3], ids[-3:]
+    path = path_to(tree, kept % len(tree))
+
+    def step_by_step(path, more=()):
+        cache = model.new_cache(1, 512)
+        prefill(model, cache, 0, before)
+        fed = [root, *(nodes[n] for n in path), *more]
+        return torch.cat([append(model, cache, 0, [i]) for i in fed])
+
+    cache = model.new_cache(3, 512)
+    prefill(model, cache, 1, before)
+    rows = feed(model, cache, 1, [root, *nodes], tree)
+    for node in range(len(tree)):
+        assert torch.equal(rows[node + 1], step_by_step(path_to(tree, node))[-1])
+    keep(cache, 1, path)
+    assert torch.equal(feed(model, cache, 1, after), step_by_step(path, after)[-3:])
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_neither_rows_nor_threads_show(wide, dtype, quantize):
+    model, ids = wide.load(dtype, quantize=quantize), text(230, 150)
+    single = in_blocks(model, ids, 1)
+    for threads in (1, 2, 3, 5):
+        torch.set_num_threads(threads)
+        for sizes in [(2, 7), (5,), (6, 3), (13,), (110, 17, 97)]:
+            assert torch.equal(in_blocks(model, ids, *sizes), single), (threads, sizes)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_a_quantised_sequence_does_not_depend_on_its_neighbours(wide, quantize):
+    model = wide.load("fp32", quantize=quantize)
+    prefixes = {s: text(n, 150, n) for s, n in ((2, 5), (0, 64), (3, 190))}
+    blocks = [text(5, 150, 100 + n) for n in range(3)]
+    assert torch.equal(together(model, prefixes, blocks), alone(model, prefixes, blocks))
+
+
+BREAKS = {
+    "one row is summed in two halves": (
+        "linear.h",
+        "const int64_t stretch = w.kind == INT4 ? w.group : STRETCH;",
+        "const int64_t stretch = w.kind == INT4 ? w.group : rows == 1 ? STRETCH / 2 : STRETCH;",
+    ),
+    "five query rows are divided in another way": (
+        "attention.h",
+        "views[r].out[d] /= totals[r];",
+        "views[r].out[d] *= n == 5 ? 1 / totals[r] : 1, views[r].out[d] /= n == 5 ? 1 : totals[r];",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=BREAKS.values(), ids=BREAKS)
+def broken(request, tmp_path_factory):
+    """Kernels with one line changed."""
+    file, line, changed = request.param
+    folder = tmp_path_factory.mktemp("broken") / "kernels"
+    shutil.copytree(SOURCES, folder)
+    source = (folder / file).read_text()
+    assert source.count(line) == 1
+    (folder / file).write_text(source.replace(line, changed))
+    return load_library(folder)
+
+
+def run_by(library, saved, kind="fp32"):
+    source, dtype = inspect_checkpoint(saved.folder), choose_dtype(kind, None, CPU)
+
+    def load(name):
+        return source.weights.load(name, dtype, CPU)
+
+    return CompiledDecoder(source.lean, load, library=library)
+
+
+def test_kernels_that_round_by_the_number_of_rows_show(wide, broken):
+    ids = text(60, 150)
+    model = run_by(broken, wide)
+    blocks, single = in_blocks(model, ids, 2, 7), in_blocks(model, ids, 1)
+    assert not torch.equal(blocks, single)
+    assert (blocks - single).abs().max() <= 1e-4
+
+
+NARROWER = {8: "-mno-avx512f", 4: "-mno-avx512f -mno-avx2 -mno-fma"}
+
+
+@pytest.mark.skipif(VECTORS != 16, reason="no AVX-512 to do without")
+@pytest.mark.parametrize("width", NARROWER)
+def test_narrower_vectors(saved, wide, width, monkeypatch):
+    """What other processors run."""
+    monkeypatch.setenv("CXXFLAGS", NARROWER[width])
+    library = load_library()
+    assert library.outpace_width() == width
+    for one, vocabulary in [(wide, 150), (saved("qwen3"), 97), (saved("mistral-window"), 97)]:
+        for kind in DTYPES:
+            model, ids = run_by(library, one, kind), text(60, vocabulary)
+            single = in_blocks(model, ids, 1)
+            bound = {"fp32": 1e-4, "bf16": 0.3, "fp16": 0.03}[kind]
+            assert (single - plain(one.hf, ids)).abs().max() <= bound
+            assert torch.equal(in_blocks(model, ids, 2, 7, 13), single)
+
+
+# --- formats --------------------------------------------------------------------------------
+
+
+def test_weights_are_kept_in_the_narrowest_format_that_holds_them():
+    weight = torch.randn(70, 30, generator=torch.Generator().manual_seed(0))
+    assert narrowest(weight).dtype == torch.float32
+    assert narrowest(weight.bfloat16().float()).dtype == torch.bfloat16
+    assert narrowest(weight.half().float()).dtype == torch.float16
+    assert narrowest(weight.half()).dtype == torch.float16
+    assert narrowest(torch.tensor([[1 + 2**-10, 70000.0]])).dtype == torch.float32
+
+
+@pytest.mark.parametrize("rows", [1, 64, 100, 150])
+def test_blocks_hold_every_weight_once(rows):
+    weight = torch.arange(1, rows * 3 + 1).view(rows, 3)
+    for packed in (blocks(weight), paired_blocks(weight)):
+        assert packed.numel() == -(-rows // 64) * 64 * 3
+        assert sorted(packed[packed > 0].tolist()) == weight.flatten().tolist()
+    assert blocks(weight)[0, 2, 0] == weight[0, 2]
+    paired = paired_blocks(F.pad(weight, (0, 0, 0, 64)))
+    assert paired[0, 1, 5].tolist() == [F.pad(weight, (0, 0, 0, 64))[i, 1] for i in (5, 37)]
+
+
+def test_two_matrices_by_turns():
+    first, second = torch.arange(40), 100 + torch.arange(40)
+    joined = by_turns([first, second])
+    assert joined[:32].tolist() == list(range(32))
+    assert joined[32:64].tolist() == list(range(100, 132))
+    assert joined[64:72].tolist() == list(range(32, 40))
+    assert joined[96:104].tolist() == list(range(132, 140))
+
+
+def test_a_bf16_checkpoint_in_fp32_takes_half_the_memory(saved, tmp_path):
+    one = saved("qwen3")
+    copy.deepcopy(one.hf).bfloat16().save_pretrained(tmp_path)
+    full, half = one.load(), load_model(inspect_checkpoint(tmp_path), "fp32", "cpu", compile=True)
+    assert half.dtype == torch.float32
+    assert half.weight_bytes < 0.55 * full.weight_bytes
+
+
+# --- quantised ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("size", [(9, 64), (64, 100), (5, 7)])
+def test_quantised_weights_are_within_half_a_step(name, size):
+    weight = torch.randn(size, generator=torch.Generator().manual_seed(1))
+    weight[0] = 0
+    how = QUANTIZATIONS[name]
+    made = Quantized.of(weight, how)
+    most = 2 ** (how.bits - 1) - 1
+    assert made.values.abs().max() == most
+    step = made.scales.repeat_interleave(made.group, 1)[:, : size[1]]
+    assert ((made.weight() - weight).abs() <= 0.5001 * step).all()
+    assert torch.equal(made.weight()[0], torch.zeros(size[1]))
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("compile", [True, False], ids=["compiled", "lean"])
+@pytest.mark.parametrize("name", [*LEAN, "wide"])
+def test_a_quantised_model_is_the_model_of_the_rounded_weights(
+    saved, wide, name, compile, quantize, tmp_path
+):
+    one = wide if name == "wide" else saved(name)
+    how, vocabulary = QUANTIZATIONS[quantize], one.hf.config.vocab_size
+    ids = text(40, vocabulary)
+    source = inspect_checkpoint(one.folder)
+    model = load_model(source, "fp32", "cpu", compile=compile, quantize=quantize)
+    assert isinstance(model, CompiledDecoder if compile else LeanDecoder)
+    rounded = type(one.hf)(one.hf.config).float().eval()
+    rounded.load_state_dict(one.hf.state_dict())
+    head = rounded.lm_head.weight = torch.nn.Parameter(rounded.lm_head.weight.clone())  # untied
+    with torch.no_grad():
+        for parameter in rounded.model.layers.parameters():
+            if parameter.dim() == 2:
+                parameter.copy_(Quantized.of(parameter, how).weight())
+        head.copy_(Quantized.of(head, how.of_head).weight())
+    logits = in_blocks(model, ids, 5)
+    assert (logits - plain(rounded, ids)).abs().max() <= 2e-4
+    assert (logits - plain(one.hf, ids)).abs().max() > 1e-3
+
+
+def test_fewer_bits_take_less_memory(wide):
+    sizes = [wide.load("fp32", quantize=q).weight_bytes for q in (None, "int8", "int4")]
+    matrices = sizes[0] - 4 * 150 * 320
+    assert sizes[1] < 0.3 * matrices + 4 * 150 * 320
+    assert sizes[2] < sizes[1]
+
+
+def test_what_is_not_a_quantization(saved):
+    with pytest.raises(OptionError, match="unknown quantization 'int2': use int8 or int4"):
+        saved("qwen3").load("fp32", quantize="int2")
+
+
+# --- compiling ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def small_sources(tmp_path):
+    """Kernels that compile at once."""
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    (folder / "step.cpp").write_text('extern "C" int answer() { return 42; }')
+    return folder
+
+
+def test_compiled_once_and_kept(empty_cache, small_sources):
+    waited = []
+    for _ in range(2):
+        library = load_library(small_sources, lambda: waited.append(1))
+        assert library.answer() == 42
+    assert waited == [1]
+    (small_sources / "step.cpp").write_text('extern "C" int answer() { return 43; }')
+    assert load_library(small_sources, lambda: waited.append(2)).answer() == 43
+    assert waited == [1, 2]
+    assert len(list(empty_cache.glob("*.so"))) == 2
+
+
+def test_a_damaged_library_is_made_again(empty_cache, small_sources):
+    empty_cache.mkdir()
+    name = compiler._digest(small_sources, compiler._find_compiler())
+    (empty_cache / f"kernels-{name}.so").write_bytes(b"torn")
+    assert load_library(small_sources).answer() == 42
+
+
+def test_sources_that_do_not_compile(empty_cache, small_sources):
+    (small_sources / "step.cpp").write_text("int main() { retrun; }")
+    with pytest.raises(
+        CompilerError, match=r"cannot compile the kernels \(.*retrun.*compile=False"
+    ):
+        load_library(small_sources)
+    assert not list(empty_cache.glob("*.so"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"CXX": "no-such-compiler"}, r"no C\+\+ compiler \(no-such-compiler\): install one"),
+        ({"CXX": "false"}, "does not run"),
+        ({"CXX": "true"}, "cannot be compiled into"),
+        ({"OUTPACE_CACHE": "/dev/null/cache"}, "name another folder in OUTPACE_CACHE"),
+    ],
+)
+def test_without_a_compiler(saved, empty_cache, monkeypatch, variables, message):
+    """Asked for, it is an error before weights are read; else the lean decoder does the work."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    source = inspect_checkpoint(saved("qwen3").folder)
+    with monkeypatch.context() as unread:
+        unread.setattr(type(source.weights), "load", None)
+        with pytest.raises(CompilerError, match=message):
+            load_model(source, "fp32", "cpu", compile=True)
+    with pytest.warns(RuntimeWarning, match=message):
+        assert isinstance(load_model(source, "fp32", "cpu"), LeanDecoder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(load_model(source, "fp32", "cpu", compile=False), LeanDecoder)
+
+
+def test_by_default_what_can_be_compiled_is(saved):
+    assert isinstance(
+        load_model(inspect_checkpoint(saved("qwen3").folder), "fp32"), CompiledDecoder
+    )
+
+
+def test_what_cannot_be_compiled_or_quantised(checkpoint):
+    gpt2 = inspect_checkpoint(checkpoint("gpt2").folder)
+    with pytest.raises(OptionError, match=r"compile=True is for the Llama family, and .* is not"):
+        load_model(gpt2, "fp32", "cpu", compile=True)
+    with pytest.raises(OptionError, match="quantize is for the Llama family"):
+        load_model(gpt2, "fp32", "cpu", quantize="int8")
+    with pytest.raises(OptionError, match="compile must be True, False or 'auto', not 'yes'"):
+        load_model(gpt2, "fp32", "cpu", compile="yes")
