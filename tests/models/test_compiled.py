@@ -91,11 +91,11 @@ def test_a_node_of_a_tree_gets_the_bits_of_plain_decoding(
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_neither_rows_nor_threads_show(wide, dtype, quantize):
-    model, ids = wide.load(dtype, quantize=quantize), text(230, 150)
+    model, ids = wide.load(dtype, quantize=quantize), text(330, 150)
     single = in_blocks(model, ids, 1)
     for threads in (1, 2, 3, 5):
         torch.set_num_threads(threads)
-        for sizes in [(2, 7), (5,), (6, 3), (13,), (110, 17, 97)]:
+        for sizes in [(2, 7), (5,), (6, 3), (13,), (210, 17, 97)]:
             assert torch.equal(in_blocks(model, ids, *sizes), single), (threads, sizes)
 
 

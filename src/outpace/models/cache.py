@@ -64,7 +64,7 @@ class SlotCache:
             grown = self._make(count, capacity)
         for old, new in zip(self.storage, grown, strict=True):
             for slot, length in enumerate(self.lengths[:held]):
-                new[slot, :length].copy_(old[slot, :length])
+                self._copy(old[slot], new[slot], length)
         self.storage, self.capacity = grown, capacity
 
     def row_indices(self, slots: Sequence[int], rows: int) -> Tensor:
@@ -88,12 +88,20 @@ class SlotCache:
         if list(kept) != list(range(n)):
             source = torch.tensor(kept) + base
             for tensor in self.storage:
-                tensor[slot, base : base + n] = tensor[slot, source.to(tensor.device)]
+                self._move(tensor[slot], source.to(tensor.device), base)
         self.lengths[slot] = base + n
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget everything from `length` on (0 empties the slot)."""
         self.lengths[slot] = min(length, self.lengths[slot])
+
+    def _copy(self, old: Tensor, new: Tensor, length: int) -> None:
+        """The first positions of a slot into a larger one."""
+        new[:length].copy_(old[:length])
+
+    def _move(self, held: Tensor, source: Tensor, base: int) -> None:
+        """Positions of a slot to where `base` and what follows is."""
+        held[base : base + len(source)] = held[source]
 
 
 class KVCache(SlotCache):
@@ -144,6 +152,42 @@ class KVCache(SlotCache):
             self._viewed = self.storage
             self._flat = [t.view(-1, *self._row) for t in self.storage]
             self._reads = {}
+
+
+class HeadCache(SlotCache):
+    """Keys `[slots, kv_heads, capacity / 16, D, 16]` and values `[slots, kv_heads, capacity, D]`
+    of each layer: what attention walks over lies in one piece, and keys of neighbouring positions
+    lie side by side."""
+
+    LANES = 16
+
+    def __init__(
+        self,
+        slots: int,
+        max_len: int,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+    ) -> None:
+        def make(slots: int, capacity: int) -> list[Tensor]:
+            keys = (slots, kv_heads, capacity // self.LANES, head_dim, self.LANES)
+            values = (slots, kv_heads, capacity, head_dim)
+            return [torch.zeros(s, dtype=dtype) for _ in range(layers) for s in (keys, values)]
+
+        super().__init__(slots, max_len, make)
+
+    def _copy(self, old: Tensor, new: Tensor, length: int) -> None:
+        some = -(-length // self.LANES) if old.dim() == 4 else length
+        new[:, :some].copy_(old[:, :some])
+
+    def _move(self, held: Tensor, source: Tensor, base: int) -> None:
+        target = torch.arange(base, base + len(source))
+        if held.dim() == 4:
+            n = self.LANES
+            held[:, target // n, :, target % n] = held[:, source // n, :, source % n]
+        else:
+            held[:, target] = held[:, source]
 
 
 def extent(length: int, rows: int) -> int:

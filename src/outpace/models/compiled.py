@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .base import ForwardOutput
-from .cache import KVCache, SlotCache, round_up
+from .cache import HeadCache, SlotCache, round_up
 from .compiler import load_library
 from .config import LeanConfig
 from .lean import EMBEDDING, HEAD
@@ -73,7 +73,9 @@ _SCRATCH = "h x qkv q attended act weights"
 class _Pass(ctypes.Structure):
     _fields_ = (
         *_fields(_Number, "batch rows"),
-        *_fields(_Address, "tokens positions lengths starts cache paths depths angles taps logits"),
+        *_fields(_Address, "tokens positions lengths slots keys values"),
+        ("capacity", _Number),
+        *_fields(_Address, "paths depths angles taps logits"),
         *_fields(_Address, _SCRATCH),
         *_fields(_Number, "room last"),
     )
@@ -104,7 +106,7 @@ class CompiledDecoder:
         self.device = torch.device("cpu")
         self._library = library or load_library()
         self._width = int(self._library.outpace_width())
-        self._queries = int(self._library.outpace_queries())
+        self._group = int(self._library.outpace_group())
         self._kept: list[Tensor] = []  # what the structures point to
         embedding = load(EMBEDDING)
         self.dtype = embedding.dtype
@@ -197,10 +199,10 @@ class CompiledDecoder:
 
     # --- passes -----------------------------------------------------------------
 
-    def new_cache(self, slots: int, max_len: int) -> KVCache:
+    def new_cache(self, slots: int, max_len: int) -> HeadCache:
         c = self.config
-        shape = (c.layers, c.kv_heads, round_up(c.head_dim, self._width))
-        return KVCache(slots, max_len, *shape, self.dtype, self.device)
+        head_dim = round_up(c.head_dim, self._width)
+        return HeadCache(slots, max_len, c.layers, c.kv_heads, head_dim, self.dtype)
 
     @torch.inference_mode()
     def forward(
@@ -213,7 +215,7 @@ class CompiledDecoder:
         taps: Sequence[int] = (),
         logits: bool = True,
     ) -> ForwardOutput:
-        assert isinstance(cache, KVCache)
+        assert isinstance(cache, HeadCache)
         c = self.config
         batch, rows = tokens.shape
         cache.reserve(slots, rows)
@@ -226,12 +228,14 @@ class CompiledDecoder:
         tokens, positions = tokens.contiguous(), positions.contiguous()
         held = (  # while the call lasts
             integers(*lengths),
-            integers(*(s * cache.capacity for s in slots)),
-            addresses(*(t.data_ptr() for t in cache.storage)),
+            integers(*slots),
+            addresses(*(t.data_ptr() for t in cache.storage[::2])),
+            addresses(*(t.data_ptr() for t in cache.storage[1::2])),
             addresses(*(states[i].data_ptr() if i in states else None for i in range(c.layers))),
         )
         p = _Pass(batch, rows, tokens.data_ptr(), positions.data_ptr())
-        p.lengths, p.starts, p.cache, p.taps = (ctypes.addressof(array) for array in held)
+        p.lengths, p.slots, p.keys, p.values, p.taps = (ctypes.addressof(array) for array in held)
+        p.capacity = cache.capacity
         p.angles = self._angles.data_ptr()
         if mask is not None:
             paths, depths = _paths(mask)
@@ -253,7 +257,7 @@ class CompiledDecoder:
         q = c.heads * head
         qkv = (c.heads + 2 * c.kv_heads) * c.head_dim
         sizes = [rows * n for n in (c.hidden_size, c.hidden_size, qkv, q, q, c.mlp_size)]
-        sizes.append(threads * self._queries * p.room)
+        sizes.append(threads * self._group * p.room)
         sizes = [round_up(n, BLOCK) for n in sizes]
         if len(self._scratch) < sum(sizes):
             self._scratch = torch.empty(sum(sizes))

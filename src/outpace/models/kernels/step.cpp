@@ -4,9 +4,7 @@
 // address. Threads share the outputs of each part of a layer and wait for each other between
 // the parts; every value is computed by one thread, in an order that follows from its row alone.
 
-#ifdef _OPENMP
 #include <omp.h>
-#endif
 
 #include "attention.h"
 #include "linear.h"
@@ -33,15 +31,16 @@ struct Pass {
     int64_t batch, rows;
     const int64_t *tokens, *positions;  // [batch, rows]
     const int64_t *lengths;             // [batch] committed positions
-    const int64_t *starts;              // [batch] where the slot begins, in rows of the cache
-    void *const *cache;                 // per layer [.., 2 * kv_heads, head_dim padded]
+    const int64_t *slots;               // [batch]
+    void *const *keys, *const *values;  // per layer [slots, kv_heads, ..], a head as in `Head`
+    int64_t capacity;                   // positions of a slot
     const int32_t *paths;               // [batch, rows, rows] the block's rows that a row sees, in
     const int64_t *depths;              // order, and [batch, rows] their number; null is causal
     const float *angles;                // [positions, 2, head_dim] cosines, signed sines
     float *const *taps;                 // per layer null or [batch * rows, hidden]
     float *logits;                      // [batch * rows, vocab] or null
     float *h, *x, *qkv, *q, *attended, *act;  // room for [batch * rows, ..] of each
-    float *weights;                           // [threads, QUERIES, room]
+    float *weights;                           // [threads, GROUP, room]
     int64_t room;                             // positions, a vector and a head, padded
     int64_t last;                             // layers to run the attention of
 };
@@ -180,32 +179,52 @@ class Worker {
     // Norms, rotates and scales a row's queries; puts its keys and values into the cache.
     void remember(const Layer &l, int64_t layer, int64_t r) {
         const int64_t dim = m.head_dim, wide = padded(dim), b = r / p.rows;
-        float *qkv = p.qkv + r * (m.heads + 2 * m.kv_heads) * dim;
+        const int64_t position = p.lengths[b] + r % p.rows;
+        float *x = p.qkv + r * (m.heads + 2 * m.kv_heads) * dim;
         const float *angles = l.rotary ? p.angles + p.positions[r] * 2 * dim : nullptr;
         const float scale = 1.0f / std::sqrt((float)dim);
-        const int64_t row = (p.starts[b] + p.lengths[b] + r % p.rows) * 2 * m.kv_heads;
-        for (int64_t head = 0; head < m.heads + 2 * m.kv_heads; head++) {
-            float *x = qkv + head * dim;
-            const bool query = head < m.heads, value = head >= m.heads + m.kv_heads;
-            if (!value) {
-                if (l.q_norm) rms_norm(x, query ? l.q_norm : l.k_norm, dim, m.norm_eps, x);
-                if (angles) rotate(x, angles, dim);
-            }
-            if (query) {
-                float *q = p.q + (r * m.heads + head) * wide;
-                for (int64_t i = 0; i < dim; i++) q[i] = x[i] * scale;
-                std::fill(q + dim, q + wide, 0.0f);
-            } else {
-                with_kind(m.cache_kind, [&](auto kind) {
-                    typedef decltype(kind) Kind;
-                    auto *cache = (typename Kind::Item *)p.cache[layer];
-                    auto *to = cache + (row + head - m.heads) * wide;
-                    for (int64_t i = 0; i < dim; i += WIDTH) {
-                        Kind::store(to + i, load_some<Fp32>(x + i, clamp(dim - i)));
-                    }
-                });
-            }
+        for (int64_t head = 0; head < m.heads; head++, x += dim) {
+            turn(x, l.q_norm, angles);
+            float *q = p.q + (r * m.heads + head) * wide;
+            for (int64_t i = 0; i < dim; i++) q[i] = x[i] * scale;
+            std::fill(q + dim, q + wide, 0.0f);
         }
+        with_kind(m.cache_kind, [&](auto kind) {
+            typedef decltype(kind) Kind;
+            for (int64_t head = 0; head < m.kv_heads; head++, x += dim) {
+                const Head<Kind> at = cached<Kind>(layer, b, head);
+                turn(x, l.k_norm, angles);
+                keep<Kind>(x, const_cast<typename Kind::Item *>(at.key(position)), LANES);
+            }
+            for (int64_t head = 0; head < m.kv_heads; head++, x += dim) {
+                const Head<Kind> at = cached<Kind>(layer, b, head);
+                keep<Kind>(x, const_cast<typename Kind::Item *>(at.values + position * wide), 1);
+            }
+        });
+    }
+
+    void turn(float *x, const float *norm, const float *angles) {
+        if (norm) rms_norm(x, norm, m.head_dim, m.norm_eps, x);
+        if (angles) rotate(x, angles, m.head_dim);
+    }
+
+    // Puts a key or value where its elements lie `stride` apart.
+    template <class Kind>
+    void keep(const float *x, typename Kind::Item *at, int64_t stride) {
+        for (int64_t i = 0; i < m.head_dim; i += WIDTH) {
+            typename Kind::Item items[WIDTH];
+            const int64_t some = clamp(m.head_dim - i);
+            Kind::store(items, load_some<Fp32>(x + i, some));
+            for (int64_t j = 0; j < some; j++) at[(i + j) * stride] = items[j];
+        }
+    }
+
+    template <class Kind>
+    Head<Kind> cached(int64_t layer, int64_t b, int64_t head) {
+        typedef typename Kind::Item Item;
+        const int64_t wide = padded(m.head_dim);
+        const int64_t from = (p.slots[b] * m.kv_heads + head) * p.capacity * wide;
+        return {(const Item *)p.keys[layer] + from, (const Item *)p.values[layer] + from, wide};
     }
 
     // The pairs (i, i + dim / 2); the first half of the sines carries the sign (Su et al., 2021).
@@ -219,27 +238,28 @@ class Worker {
         }
     }
 
-    // Query rows of one key-value head of one sequence, QUERIES at a time.
+    // Query rows of one key-value head of one sequence, up to GROUP at a time.
     void attend_all(const Layer &l, int64_t layer) {
-        const int64_t folded = p.rows * (m.heads / m.kv_heads);
-        const int64_t tiles = (folded + QUERIES - 1) / QUERIES;
-        share(p.batch * m.kv_heads * tiles, [&](int64_t i) {
-            const int64_t tile = i % tiles, head = i / tiles % m.kv_heads;
-            const int64_t from = tile * folded / tiles, to = (tile + 1) * folded / tiles;
-            attend_tile(l, layer, i / tiles / m.kv_heads, head, from, to);
+        const int64_t folded = p.rows * (m.heads / m.kv_heads), pairs = p.batch * m.kv_heads;
+        const int64_t wanted = std::max((folded + GROUP - 1) / GROUP, threads / pairs);
+        const int64_t groups = std::min(folded, wanted);  // as many as keep all threads busy
+        share(pairs * groups, [&](int64_t i) {
+            const int64_t group = i % groups, head = i / groups % m.kv_heads;
+            const int64_t from = group * folded / groups, to = (group + 1) * folded / groups;
+            attend_group(l, layer, i / groups / m.kv_heads, head, from, to);
         });
     }
 
-    void attend_tile(const Layer &l, int64_t layer, int64_t b, int64_t head, int64_t from,
-                     int64_t to) {
-        const int64_t dim = m.head_dim, wide = padded(dim), group = m.heads / m.kv_heads;
-        View views[QUERIES];
+    void attend_group(const Layer &l, int64_t layer, int64_t b, int64_t head, int64_t from,
+                      int64_t to) {
+        const int64_t dim = m.head_dim, wide = padded(dim), fold = m.heads / m.kv_heads;
+        View views[GROUP];
         for (int64_t i = from; i < to; i++) {
-            const int64_t r = b * p.rows + i / group;
+            const int64_t r = b * p.rows + i / fold;
+            const int64_t depth = p.depths ? p.depths[r] : i / fold + 1;
             View &view = views[i - from];
-            const int64_t depth = p.depths ? p.depths[r] : i / group + 1;
-            view.query = p.q + (r * m.heads + head * group + i % group) * wide;
-            view.weights = p.weights + (thread * QUERIES + i - from) * p.room;
+            view.query = p.q + (r * m.heads + head * fold + i % fold) * wide;
+            view.weights = p.weights + (thread * GROUP + i - from) * p.room;
             view.out = view.weights + p.room - wide;
             view.path = p.paths ? p.paths + r * p.rows : nullptr;
             view.committed = p.lengths[b];
@@ -248,16 +268,12 @@ class Worker {
         }
         with_kind(m.cache_kind, [&](auto kind) {
             typedef decltype(kind) Kind;
-            const int64_t stride = 2 * m.kv_heads * wide;
-            const auto *slot = (const typename Kind::Item *)p.cache[layer] + p.starts[b] * stride;
-            const Head<Kind> keys{slot + head * wide, stride};
-            const Head<Kind> values{slot + (m.kv_heads + head) * wide, stride};
-            attend<Kind>(views, (int)(to - from), keys, values, wide);
+            attend(views, to - from, cached<Kind>(layer, b, head));
         });
         for (int64_t i = from; i < to; i++) {
-            const int64_t r = b * p.rows + i / group;
+            const int64_t r = b * p.rows + i / fold;
             const float *out = views[i - from].out;
-            std::copy(out, out + dim, p.attended + (r * m.heads + head * group + i % group) * dim);
+            std::copy(out, out + dim, p.attended + (r * m.heads + head * fold + i % fold) * dim);
         }
     }
 };
@@ -267,16 +283,10 @@ class Worker {
 extern "C" {
 
 int outpace_width() { return WIDTH; }
-int outpace_queries() { return QUERIES; }
+int outpace_group() { return GROUP; }
 
 void outpace_forward(const Model *model, const Pass *pass, int threads) {
 #pragma omp parallel num_threads(threads)
-    {
-#ifdef _OPENMP
-        Worker(*model, *pass, omp_get_thread_num(), omp_get_num_threads()).run();
-#else
-        Worker(*model, *pass, 0, 1).run();
-#endif
-    }
+    Worker(*model, *pass, omp_get_thread_num(), omp_get_num_threads()).run();
 }
 }
