@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import outpace
 from checkpoints import EXACT
 from outpace.bench.prompts import held_out_prompts
 from outpace.cli.main import run
+from outpace.engine import engine
 from outpace.models.loading import ASSETS, locate
-from outpace.verifiers import GreedyVerifier, Verdict
+from outpace.verifiers import GreedyVerifier
 
 shares_plain_ids = pytest.mark.xdist_group("plain_ids")
 """One process runs these, so that plain decoding runs once."""
@@ -60,19 +63,22 @@ def test_greedy_in_ragged_batches_equals_plain(prompts, plain_ids):
 @shares_plain_ids
 def test_a_rule_that_accepts_one_token_too_many_is_caught(prompts, plain_ids, monkeypatch):
     """Negative control of both tests above."""
-    honest = GreedyVerifier.__call__
+    honest = GreedyVerifier.follow
 
-    def generous(self, p, draft, noise):
-        verdict = honest(self, p, draft, noise)
-        n = draft.tokens.shape[1]
-        if n == 0 or len(draft.trees[0]) == 0:
-            return verdict
-        accepted = (verdict.accepted + 1).clamp_max(len(draft.trees[0]))
-        path = verdict.path.clone()
-        path[0, : int(accepted)] = verdict.path.new_tensor(range(int(accepted)))
-        return Verdict(path, accepted, p.argmax(-1)[:, int(accepted)])
+    def generous(self, best, tokens, tree):
+        path = honest(self, best, tokens, tree)
+        return [*path, len(path)] if len(path) < len(tree) else path
 
-    monkeypatch.setattr(GreedyVerifier, "__call__", generous)
+    def emissions(greedy, draft, top):
+        """As drafted, as far as the rule accepts it."""
+        return [
+            replace(e, tokens=[*(int(draft.tokens[b, i]) for i in e.path), e.tokens[-1]])
+            for b, e in enumerate(follow(greedy, draft, top))
+        ]
+
+    follow = engine._follow
+    monkeypatch.setattr(GreedyVerifier, "follow", generous)
+    monkeypatch.setattr(engine, "_follow", emissions)
     fast = load(4, 1)
     differing = [
         fast.generate(p, **GREEDY).token_ids != plain

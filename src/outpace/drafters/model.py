@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..models.base import LanguageModel, prefill
+from ..models.base import ForwardOutput, LanguageModel, Top, prefill
 from ..models.cache import SlotCache
-from ..sampling import Warp, categorical, law_device
+from ..sampling import Warp, argmax, categorical, law_device
 from ..trees import chain
 from ..types import Draft, Law, PointMass, Rows
 from .base import Commit, Context
@@ -101,63 +101,74 @@ class ModelDrafter:
         rows: list[Tensor] = []
         for step in range(max(budgets)):
             if step == 0:
-                logits = self._catch_up(contexts)
+                out = self._catch_up(contexts)
             else:
-                logits = self._step(tokens[-1], slots, budgets, step)
+                out = self._step(tokens[-1], slots, budgets, step)
             if warp.all_greedy:
-                tokens.append(logits.argmax(-1))  # [B, 1]
+                tokens.append(self._likeliest(out))
             else:
                 assert noise is not None
-                rows.append(warp(logits.to(warp.device)))  # [B, 1, V]
+                rows.append(warp(self._logits(out)))  # [B, 1, V]
                 tokens.append(categorical(rows[-1], noise[:, step : step + 1]))
         for slot, budget in zip(slots, budgets, strict=True):
             self._drafted[slot] = budget - 1
         return torch.cat(tokens, 1), Rows(torch.cat(rows, 1)) if rows else PointMass()
 
-    def _catch_up(self, contexts: Sequence[Context]) -> Tensor:
-        """Feed what each cache lacks of its context; logits `[B, 1, V]` after the last token."""
+    def _catch_up(self, contexts: Sequence[Context]) -> ForwardOutput:
+        """Feed what each cache lacks of its context; scores `[B, 1, ..]` after the last token."""
         lengths = self._cache.lengths
         missing = [self._known(c.tokens[lengths[c.slot] :]) for c in contexts]
-        width = max(map(len, missing))
-        base = torch.tensor([lengths[c.slot] for c in contexts]).unsqueeze(1)
-        padded = torch.tensor([m + [0] * (width - len(m)) for m in missing])
+        width, end = max(map(len, missing)), self.model.context_length - 1
+        padded = [m + [0] * (width - len(m)) for m in missing]
+        positions = [[min(lengths[c.slot] + i, end) for i in range(width)] for c in contexts]
         slots = [c.slot for c in contexts]
-        out = self._forward(padded, base + torch.arange(width), slots)
+        out = self._forward(torch.tensor(padded), torch.tensor(positions), slots)
         for slot, m in zip(slots, missing, strict=True):
             self._cache.commit(slot, range(len(m)))
         if width == 1:
             return out
-        last = torch.tensor([len(m) - 1 for m in missing], device=out.device)
-        return out[torch.arange(len(slots), device=out.device), last].unsqueeze(1)
+        assert out.logits is not None
+        rows = torch.arange(len(slots)), torch.tensor([len(m) - 1 for m in missing])
+
+        def last(scores: Tensor) -> Tensor:
+            return scores[rows[0].to(scores.device), rows[1].to(scores.device)].unsqueeze(1)
+
+        top = out.top and Top(last(out.top.tokens), last(out.top.logprobs))
+        return ForwardOutput(last(out.logits), top=top)
 
     def _step(
         self, token: Tensor, slots: Sequence[int], budgets: Sequence[int], step: int
-    ) -> Tensor:
+    ) -> ForwardOutput:
         """One more token `[B, 1]`; sequences past their budget run along, uncommitted."""
-        base = torch.tensor([[self._cache.lengths[s]] for s in slots])
-        out = self._forward(token, base, slots)
+        end = self.model.context_length - 1
+        positions = torch.tensor([[min(self._cache.lengths[s], end)] for s in slots])
+        out = self._forward(token, positions, slots)
         for slot, budget in zip(slots, budgets, strict=True):
             if step < budget:
                 self._cache.commit(slot, (0,))
         return out
 
-    def _forward(self, tokens: Tensor, positions: Tensor, slots: Sequence[int]) -> Tensor:
+    def _forward(self, tokens: Tensor, positions: Tensor, slots: Sequence[int]) -> ForwardOutput:
         model = self.model
         if model.vocab_size < self._vocab_size:
             tokens = tokens.clamp_max(model.vocab_size - 1)
-        out = model.forward(
-            tokens.to(model.device),
-            positions.clamp_max(model.context_length - 1).to(model.device),
-            self._cache,
-            slots,
-        ).logits
-        assert out is not None
-        out = out.to(law_device(out.device))
-        if model.vocab_size > self._vocab_size:
-            return out[..., : self._vocab_size]
-        if model.vocab_size < self._vocab_size:
-            return F.pad(out, (0, self._vocab_size - model.vocab_size), value=-torch.inf)
-        return out
+        device = model.device
+        return model.forward(tokens.to(device), positions.to(device), self._cache, slots)
+
+    def _likeliest(self, out: ForwardOutput) -> Tensor:
+        """Tokens `[B, 1]`."""
+        if out.top is not None and self.model.vocab_size <= self._vocab_size:
+            return out.top.tokens
+        return argmax(self._logits(out))
+
+    def _logits(self, out: ForwardOutput) -> Tensor:
+        """Of the target's vocabulary, where laws are computed."""
+        assert out.logits is not None
+        logits, lacking = out.logits, self._vocab_size - self.model.vocab_size
+        logits = logits.to(law_device(logits.device))
+        if lacking < 0:
+            return logits[..., : self._vocab_size]
+        return F.pad(logits, (0, lacking), value=-torch.inf) if lacking else logits
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         """The tokens with ids the draft has no embedding for (padding) replaced by its last."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..drafters.base import Commit, Context, Drafter
 from ..errors import NumericsError
-from ..models.base import LanguageModel, prefill
+from ..models.base import ForwardOutput, LanguageModel, Top, prefill
 from ..models.tokenizer import Detokenizer, NullDetokenizer
 from ..sampling import Stream, Warp, law_device
 from ..sampling.noise import F64
@@ -28,11 +28,12 @@ from .stats import Stats
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """The target's logits `[B, N + 1, V]` of one round, and tapped states."""
+class Emission:
+    """What a round emits of one request: the accepted path, its tokens and one more."""
 
-    logits: Tensor
-    taps: tuple[Tensor, ...]
+    path: list[int]
+    tokens: list[int]
+    logprobs: list[float]
 
 
 class Engine:
@@ -167,8 +168,8 @@ class Engine:
         clock.lap()
         scores = self._score(running, draft)
         clock.lap()
-        verdict = self._verify(running, draft, scores)
-        self._commit(running, draft, scores, verdict)
+        emissions = self._verify(running, draft, scores)
+        self._commit(running, draft, scores, emissions)
         drafted, scored = clock.laps()
         for stats in (self.stats, *(r.stats for r in running)):
             stats.spend(drafted, scored, clock.whole())
@@ -189,7 +190,7 @@ class Engine:
         assert self.drafter.proposes_trees or all(t.is_chain for t in draft.trees)
         return replace(draft, tokens=draft.tokens.to(self._law_device))
 
-    def _score(self, running: list[Request], draft: Draft) -> Scores:
+    def _score(self, running: list[Request], draft: Draft) -> ForwardOutput:
         device = self.target.device
         last = torch.tensor([[r.tokens[-1]] for r in running], device=device)
         rows = draft.tokens.shape[1] + 1
@@ -205,26 +206,48 @@ class Engine:
             taps=self._taps,
         )
         assert out.logits is not None
-        return Scores(out.logits.to(self._law_device), out.taps)
+        return replace(out, logits=out.logits.to(self._law_device))
 
-    def _verify(self, running: list[Request], draft: Draft, scores: Scores) -> Verdict:
+    def _verify(
+        self, running: list[Request], draft: Draft, scores: ForwardOutput
+    ) -> list[Emission]:
+        """What each request emits, on the host: the round's one sync.
+
+        Raises:
+            NumericsError: the target's logits are not numbers.
+        """
+        assert scores.logits is not None
         warp = self._warp_of(running)
-        n = draft.tokens.shape[1]
         if warp.all_greedy and self.verifier.lossless:
-            nothing = scores.logits.new_empty(len(running), 0)
-            return self._greedy(scores.logits, draft, Noise(nothing, nothing))
+            emissions = _follow(self._greedy, draft, scores.top or Top.of(scores.logits))
+        else:
+            verdict = self._judge(running, draft, warp, scores.logits)
+            emissions = _emissions(draft, scores.logits, verdict)
+        if any(math.isnan(x) for e in emissions for x in e.logprobs):
+            raise NumericsError(
+                "the target's logits are not numbers: run it in float32 (or bfloat16 instead of "
+                "float16), and check its weights"
+            )
+        return emissions
+
+    def _judge(self, running: list[Request], draft: Draft, warp: Warp, logits: Tensor) -> Verdict:
+        n = draft.tokens.shape[1]
         noise = Noise(
             accept=self._noise([r.noise.at(Stream.ACCEPT, len(r.tokens), n) for r in running]),
             target=self._noise([r.noise.along(len(r.tokens), n + 1) for r in running]),
         )
-        return self.verifier(warp(scores.logits), draft, noise)
+        return self.verifier(warp(logits), draft, noise)
 
     def _commit(
-        self, running: list[Request], draft: Draft, scores: Scores, verdict: Verdict
+        self,
+        running: list[Request],
+        draft: Draft,
+        scores: ForwardOutput,
+        emissions: list[Emission],
     ) -> None:
         commits = []
-        emitted = _emitted(draft, scores, verdict)
-        for b, (request, (path, tokens, logprobs)) in enumerate(zip(running, emitted, strict=True)):
+        for b, (request, emission) in enumerate(zip(running, emissions, strict=True)):
+            path, tokens, logprobs = emission.path, emission.tokens, emission.logprobs
             tree = draft.trees[b]
             last = _last_provenance(tree, path)
             count = 0
@@ -296,25 +319,30 @@ class Engine:
         return torch.from_numpy(np.stack(rows)).to(self._law_device)
 
 
-def _emitted(
-    draft: Draft, scores: Scores, verdict: Verdict
-) -> list[tuple[list[int], list[int], list[float]]]:
-    """Per request: path, emitted tokens, their log-probabilities. The round's one host sync.
+def _follow(greedy: GreedyVerifier, draft: Draft, top: Top) -> list[Emission]:
+    """The target's likeliest tokens, as far as they were drafted and one more."""
+    drafted = draft.tokens.to(top.tokens.device)
+    packed = torch.cat([top.tokens.double(), top.logprobs.double(), drafted.double()], 1).tolist()
+    rows = top.tokens.shape[1]
+    out = []
+    for values, tree in zip(packed, draft.trees, strict=True):
+        best, logprobs = [int(x) for x in values[:rows]], values[rows : 2 * rows]
+        path = greedy.follow(best, values[2 * rows :], tree)
+        before = [0, *(node + 1 for node in path)]  # the row that scored each token
+        out.append(Emission(path, [best[i] for i in before], [logprobs[i] for i in before]))
+    return out
 
-    Raises:
-        NumericsError: the target's logits are not numbers.
-    """
-    batch = len(draft.trees)
-    device = scores.logits.device
-    rows = torch.arange(batch, device=device).unsqueeze(1)
-    depths = verdict.path.shape[1]
-    root = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+
+def _emissions(draft: Draft, logits: Tensor, verdict: Verdict) -> list[Emission]:
+    """The same from a verdict `[B, ...]`."""
+    batch, depths = verdict.path.shape
+    rows = torch.arange(batch, device=logits.device).unsqueeze(1)
+    root = torch.zeros(batch, 1, dtype=torch.int64, device=logits.device)
     before = torch.cat([root, verdict.path + 1], 1)  # [B, D + 1] the row that scored each token
     ids = torch.cat([draft.tokens.gather(1, verdict.path.clamp_min(0)), root], 1)
     ids.scatter_(1, verdict.accepted.unsqueeze(1), verdict.token.unsqueeze(1))
-    logits = scores.logits[rows, before]  # [B, D + 1, V]
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    logprobs = logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+    logprobs = logits.log_softmax(-1)[rows, before, ids]  # [B, D + 1]
     packed = torch.cat(
         [verdict.accepted.unsqueeze(1).double(), verdict.path.double(), ids.double(), logprobs], 1
     ).tolist()
@@ -323,13 +351,7 @@ def _emitted(
         n = int(row[0])
         path = [int(x) for x in row[1 : 1 + n]]
         tokens = [int(x) for x in row[1 + depths : 2 + depths + n]]
-        emitted = row[2 + 2 * depths : 3 + 2 * depths + n]
-        if any(map(math.isnan, emitted)):
-            raise NumericsError(
-                "the target's logits are not numbers: run it in float32 (or bfloat16 instead of "
-                "float16), and check its weights"
-            )
-        out.append((path, tokens, emitted))
+        out.append(Emission(path, tokens, row[2 + 2 * depths : 3 + 2 * depths + n]))
     return out
 
 

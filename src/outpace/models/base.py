@@ -9,15 +9,35 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..sampling import argmax
 from .cache import SlotCache
 
 
 @dataclass(frozen=True, slots=True)
+class Top:
+    """The first of each row's likeliest tokens `[B, T]` int64, and its log-probability `[B, T]`."""
+
+    tokens: Tensor
+    logprobs: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor) -> Top:
+        """Of logits `[B, T, V]`."""
+        tokens = argmax(logits)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return cls(tokens, logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardOutput:
-    """Logits `[B, T, V]` (None when not asked for) and tapped hidden states `[B, T, H]`."""
+    """Logits `[B, T, V]` (None when not asked for) and tapped hidden states `[B, T, H]`.
+
+    `top` is there where the runner found it on the way; else it follows from the logits.
+    """
 
     logits: Tensor | None
     taps: tuple[Tensor, ...] = ()
+    top: Top | None = None
 
 
 class LanguageModel(Protocol):

@@ -7,7 +7,9 @@ only ways a length changes, so whatever a round rejects is never seen again.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -176,6 +178,18 @@ class HeadCache(SlotCache):
             return [torch.zeros(s, dtype=dtype) for _ in range(layers) for s in (keys, values)]
 
         super().__init__(slots, max_len, make)
+        self._seen: list[Tensor] = []
+        self._addresses: tuple[Any, Any]
+
+    @property
+    def addresses(self) -> tuple[Any, Any]:
+        """Where each layer's keys and values are, as arrays for C."""
+        if self._seen is not self.storage:
+            self._seen = self.storage
+            array = ctypes.c_void_p * (len(self.storage) // 2)
+            keys, values = (array(*(t.data_ptr() for t in self.storage[i::2])) for i in (0, 1))
+            self._addresses = keys, values
+        return self._addresses
 
     def _copy(self, old: Tensor, new: Tensor, length: int) -> None:
         some = -(-length // self.LANES) if old.dim() == 4 else length

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import ForwardOutput
+from .base import ForwardOutput, Top
 from .cache import HeadCache, SlotCache, round_up
 from .compiler import load_library
 from .config import LeanConfig
@@ -75,7 +75,7 @@ class _Pass(ctypes.Structure):
         *_fields(_Number, "batch rows"),
         *_fields(_Address, "tokens positions lengths slots keys values"),
         ("capacity", _Number),
-        *_fields(_Address, "paths depths angles taps logits"),
+        *_fields(_Address, "paths depths angles taps logits top top_logprob"),
         *_fields(_Address, _SCRATCH),
         *_fields(_Number, "room last"),
     )
@@ -135,6 +135,8 @@ class CompiledDecoder:
         self._rope = inverse_frequencies(config.rope, config.head_dim, config.context_length)
         self._angles = self._table(min(config.context_length, 4096))
         self._scratch = torch.empty(0)
+        self._pass = _Pass()
+        self._room = (0, 0, 0, 0)
 
     @property
     def weight_bytes(self) -> int:
@@ -204,7 +206,6 @@ class CompiledDecoder:
         head_dim = round_up(c.head_dim, self._width)
         return HeadCache(slots, max_len, c.layers, c.kv_heads, head_dim, self.dtype)
 
-    @torch.inference_mode()
     def forward(
         self,
         tokens: Tensor,
@@ -216,44 +217,56 @@ class CompiledDecoder:
         logits: bool = True,
     ) -> ForwardOutput:
         assert isinstance(cache, HeadCache)
-        c = self.config
+        c, p = self.config, self._pass
         batch, rows = tokens.shape
         cache.reserve(slots, rows)
-        if len(self._angles) < min(cache.capacity, self.context_length):
-            self._angles = self._table(min(2 * cache.capacity, self.context_length))
         lengths = [cache.lengths[s] for s in slots]
-        integers, addresses = _Number * batch, _Address * c.layers
+        threads = torch.get_num_threads()
+        self._make_room(batch * rows, max(lengths) + rows, cache.capacity, threads)
         out = torch.empty(batch, rows, c.vocab_size) if logits else None
         states = {i: torch.empty(batch, rows, c.hidden_size) for i in taps}
-        tokens, positions = tokens.contiguous(), positions.contiguous()
-        held = (  # while the call lasts
+        integers, addresses = _Number * batch, _Address * c.layers
+        held: list[Any] = [  # while the call lasts
+            tokens.contiguous(),
+            positions.contiguous(),
             integers(*lengths),
             integers(*slots),
-            addresses(*(t.data_ptr() for t in cache.storage[::2])),
-            addresses(*(t.data_ptr() for t in cache.storage[1::2])),
-            addresses(*(states[i].data_ptr() if i in states else None for i in range(c.layers))),
-        )
-        p = _Pass(batch, rows, tokens.data_ptr(), positions.data_ptr())
-        p.lengths, p.slots, p.keys, p.values, p.taps = (ctypes.addressof(array) for array in held)
-        p.capacity = cache.capacity
-        p.angles = self._angles.data_ptr()
+            *cache.addresses,
+        ]
+        p.batch, p.rows, p.capacity = batch, rows, cache.capacity
+        p.tokens, p.positions = held[0].data_ptr(), held[1].data_ptr()
+        p.lengths, p.slots, p.keys, p.values = map(ctypes.addressof, held[2:])
+        p.paths = p.depths = p.taps = p.logits = None
         if mask is not None:
-            paths, depths = _paths(mask)
-            p.paths, p.depths = paths.data_ptr(), depths.data_ptr()
+            held += _paths(mask)
+            p.paths, p.depths = held[-2].data_ptr(), held[-1].data_ptr()
+        if states:
+            each = range(c.layers)
+            held.append(addresses(*(states[i].data_ptr() if i in states else None for i in each)))
+            p.taps = ctypes.addressof(held[-1])
+        top = None
         if out is not None:
-            p.logits = out.data_ptr()
+            top = Top(torch.empty(batch, rows, dtype=torch.int64), torch.empty(batch, rows))
+            p.logits, p.top = out.data_ptr(), top.tokens.data_ptr()
+            p.top_logprob = top.logprobs.data_ptr()
         last = c.layers - 1  # without logits its keys and values are all that is wanted of it
         p.last = c.layers if logits or last in states else last
-        threads = torch.get_num_threads()
-        self._lay_out(p, batch * rows, max(lengths) + rows, threads)
         self._library.outpace_forward(ctypes.byref(self._model), ctypes.byref(p), threads)
-        return ForwardOutput(out, tuple(states[i] for i in taps))
+        return ForwardOutput(out, tuple(states[i] for i in taps), top)
 
-    def _lay_out(self, p: _Pass, rows: int, positions: int, threads: int) -> None:
-        """Room for a pass's intermediate values, in one buffer that is kept."""
-        c = self.config
+    def _make_room(self, rows: int, positions: int, capacity: int, threads: int) -> None:
+        """For angles, and for a pass's intermediate values in one buffer that is kept."""
+        needed = rows, round_up(positions, 256), min(capacity, self.context_length), threads
+        if needed == self._room:
+            return
+        self._room = needed
+        _, positions, reach, _ = needed
+        if len(self._angles) < reach:
+            self._angles = self._table(min(2 * reach, self.context_length))
+        c, p = self.config, self._pass
+        p.angles = self._angles.data_ptr()
         head = round_up(c.head_dim, self._width)
-        p.room = round_up(positions, self._width) + self._width + head
+        p.room = positions + self._width + head
         q = c.heads * head
         qkv = (c.heads + 2 * c.kv_heads) * c.head_dim
         sizes = [rows * n for n in (c.hidden_size, c.hidden_size, qkv, q, q, c.mlp_size)]

@@ -1,6 +1,6 @@
 """Pure probability: transforms, keyed noise, draws, residuals."""
 
-from .draws import categorical, law_device, residual, without
+from .draws import argmax, categorical, law_device, residual, without
 from .noise import RequestNoise, Stream, uniforms
 from .transforms import Warp
 
@@ -8,6 +8,7 @@ __all__ = [
     "RequestNoise",
     "Stream",
     "Warp",
+    "argmax",
     "categorical",
     "law_device",
     "residual",

@@ -13,10 +13,14 @@ import torch
 from torch import Tensor
 
 from ..types import SamplingParams
+from .draws import argmax
 
 _COLDEST, _HOTTEST = 1e-30, 1e30
 """Temperatures beyond these are taken as these: the law is argmax or uniform already, and fp32
 can hold them."""
+
+_COLD = 1e-6
+"""No logits are so large that they overflow when they are divided by more than this."""
 
 
 def top_k_mask(logits: Tensor, k: Tensor, largest: int) -> Tensor:
@@ -50,7 +54,7 @@ def top_p_filter(p: Tensor, top_p: Tensor) -> Tensor:
 
 def one_hot_argmax(logits: Tensor) -> Tensor:
     """The law of greedy decoding: all mass on the first largest logit, `[..., V]`."""
-    best = logits.argmax(-1, keepdim=True)
+    best = argmax(logits).unsqueeze(-1)
     return torch.zeros_like(logits).scatter_(-1, best, 1.0)
 
 
@@ -58,6 +62,7 @@ class Warp:
     """The sampling parameters of B sequences as one function `[B, T, V]` -> `[B, T, V]`."""
 
     __slots__ = (
+        "_cold",
         "_device",
         "_greedy",
         "_params",
@@ -80,6 +85,7 @@ class Warp:
         temperatures = [
             1.0 if s.greedy else float(min(max(s.temperature, _COLDEST), _HOTTEST)) for s in params
         ]
+        self._cold = min(temperatures) < _COLD
         self._temperature = column(temperatures) if any(t != 1 for t in temperatures) else None
         kept = [min(s.top_k or vocab_size, vocab_size) for s in params]
         self._top_k = (column(kept), max(kept)) if min(kept) < vocab_size else None
@@ -104,8 +110,9 @@ class Warp:
         if self._top_k is not None:
             x = top_k_mask(x, *self._top_k)  # the same tokens at any temperature
         if self._temperature is not None:
-            # Relative to the row's maximum, no temperature can overflow.
-            x = (x - x.amax(-1, keepdim=True)) / self._temperature
+            if self._cold:  # relative to the row's maximum, no temperature can overflow
+                x = x - x.amax(-1, keepdim=True)
+            x = x / self._temperature
         p = torch.softmax(x, dim=-1)
         if self._top_p is not None:
             p = top_p_filter(p, self._top_p)

@@ -8,12 +8,14 @@ takes chains and trees of any law, and uses no noise.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..types import Draft, Law, PointMass, Rows
+from ..sampling import argmax
+from ..types import Draft, Law, PointMass, Rows, Tree
 from .base import Noise, Verdict
 
 
@@ -28,28 +30,28 @@ class GreedyVerifier:
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         """`p` may be logits: only the argmax of each row is read."""
-        batch, n = draft.tokens.shape
-        best = p.argmax(-1)  # [B, N + 1], what the target emits after each row
-        rows = torch.arange(batch, device=p.device)
-        lengths = torch.tensor([len(t) for t in draft.trees], device=p.device)
-        if all(t.is_chain for t in draft.trees):
-            nodes = torch.arange(n, device=p.device)
-            kept = (draft.tokens == best[:, :n]) & (nodes < lengths.unsqueeze(1))
-            accepted = kept.cumprod(1).sum(1)
-            path = torch.where(nodes < accepted.unsqueeze(1), nodes, -1)
-            return Verdict(path, accepted, best[rows, accepted])
-        parents = torch.full((batch, n), -2, dtype=torch.int64)
-        for b, tree in enumerate(draft.trees):
-            parents[b, : len(tree)] = torch.tensor(tree.parents, dtype=torch.int64)
-        parents = parents.to(p.device)
-        at = torch.full_like(rows, -1)  # the node each sequence stands on
-        path = torch.full((batch, n), -1, dtype=torch.int64, device=p.device)
-        accepted = torch.zeros_like(rows)
-        for depth in range(max(max(t.depths, default=0) for t in draft.trees)):
-            wanted = best[rows, at + 1].unsqueeze(1)
-            match = (parents == at.unsqueeze(1)) & (draft.tokens == wanted)  # [B, N]
-            found = match.any(1) & (accepted == depth)
-            at = torch.where(found, match.int().argmax(1), at)
-            path[:, depth] = torch.where(found, at, -1)
-            accepted = accepted + found
-        return Verdict(path, accepted, best[rows, at + 1])
+        rows: list[list[int]] = argmax(p).tolist()  # [B, N + 1], a host sync
+        tokens: list[list[int]] = draft.tokens.tolist()
+        paths = [self.follow(*given) for given in zip(rows, tokens, draft.trees, strict=True)]
+        ends = [best[path[-1] + 1 if path else 0] for best, path in zip(rows, paths, strict=True)]
+        depth = draft.tokens.shape[1]
+        padded = [path + [-1] * (depth - len(path)) for path in paths]
+        return Verdict(
+            torch.tensor(padded, dtype=torch.int64, device=p.device).view(len(paths), depth),
+            torch.tensor([len(path) for path in paths], device=p.device),
+            torch.tensor(ends, device=p.device),
+        )
+
+    def follow(self, best: Sequence[int], tokens: Sequence[int], tree: Tree) -> list[int]:
+        """The accepted path of one sequence.
+
+        Args:
+            best: N + 1 likeliest tokens: entry 0 after the root, entry i + 1 after node i.
+            tokens: of the draft's nodes.
+        """
+        path, at = list[int](), -1
+        for node, parent in enumerate(tree.parents):  # parents come first
+            if parent == at and tokens[node] == best[at + 1]:
+                path.append(node)
+                at = node
+        return path

@@ -37,8 +37,10 @@ struct Pass {
     const int32_t *paths;               // [batch, rows, rows] the block's rows that a row sees, in
     const int64_t *depths;              // order, and [batch, rows] their number; null is causal
     const float *angles;                // [positions, 2, head_dim] cosines, signed sines
-    float *const *taps;                 // per layer null or [batch * rows, hidden]
+    float *const *taps;                 // null, or per layer null or [batch * rows, hidden]
     float *logits;                      // [batch * rows, vocab] or null
+    int64_t *top;                       // [batch * rows] with the logits: the likeliest token
+    float *top_logprob;                 // and its log-probability
     float *h, *x, *qkv, *q, *attended, *act;  // room for [batch * rows, ..] of each
     float *weights;                           // [threads, GROUP, room]
     int64_t room;                             // positions, a vector and a head, padded
@@ -91,11 +93,12 @@ class Worker {
             normed(l.mlp_norm);
             gate(l.gate_up);
             add(l.down, p.act);
-            if (p.taps[i]) share(count, [&](int64_t r) { tap(r, p.taps[i]); });
+            if (p.taps && p.taps[i]) share(count, [&](int64_t r) { tap(r, p.taps[i]); });
         }
         if (!p.logits) return;
         normed(m.norm);
         store(m.head, p.x, p.logits);
+        share(count, [&](int64_t r) { find_top(r); });
     }
 
   private:
@@ -175,6 +178,30 @@ class Worker {
     }
 
     static int64_t clamp(int64_t n) { return std::max<int64_t>(0, std::min<int64_t>(n, WIDTH)); }
+
+    // The first of the largest logits, and how far it is above the logarithm of all mass.
+    void find_top(int64_t r) {
+        const int64_t n = m.head.out;
+        const float *logits = p.logits + r * n;
+        auto vector = [&](int64_t i, float behind) {
+            if (i + WIDTH <= n) return read<Floats>(logits + i);
+            Floats some = fill(behind);
+            std::memcpy(&some, logits + i, (n - i) * sizeof(float));
+            return some;
+        };
+        Floats most = fill(logits[0]), mass = {};
+        for (int64_t i = 0; i < n; i += WIDTH) {
+            const Floats x = vector(i, logits[0]);
+            most = x > most ? x : most;
+        }
+        const float top = largest(most);
+        for (int64_t i = 0; i < n; i += WIDTH) {
+            mass += exp(vector(i, -std::numeric_limits<float>::infinity()) - top);
+        }
+        const float *first = std::find(logits, logits + n, top);
+        p.top[r] = first == logits + n ? 0 : first - logits;  // none where they are not numbers
+        p.top_logprob[r] = -std::log(sum(mass));
+    }
 
     // Norms, rotates and scales a row's queries; puts its keys and values into the cache.
     void remember(const Layer &l, int64_t layer, int64_t r) {
