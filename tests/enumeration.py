@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outpace.trees import chain
-from outpace.types import Draft, PointMass, Rows
+from outpace.types import Draft, PointMass, Rows, Tree
 from outpace.verifiers import Noise, Verdict
 
 TOP = 1 - 2.0**-53  # the largest uniform there is
@@ -180,7 +180,11 @@ def worst_error(verifier, p: Table, drafts: Sequence[Drafted], vocab: int) -> fl
     A round that emits fewer tokens is continued from p.
     """
     law = RoundLaw(verifier, p, drafts, vocab).emitted
-    length = max(len(d.tokens) for d in drafts) + 1
+    return error_of(law, p, max(len(d.tokens) for d in drafts) + 1, vocab)
+
+
+def error_of(law: dict[tuple[int, ...], float], p: Table, length: int, vocab: int) -> float:
+    """The same of a law that was enumerated."""
     worst = abs(sum(law.values()) - 1)
     for sequence in itertools.product(range(vocab), repeat=length):
         got, rest = 0.0, 1.0
@@ -205,3 +209,56 @@ def impossible_at_zero(verifier, p: Table, drafts: Sequence[Drafted], vocab: int
         emitted = [*d.tokens[:n], int(verdict.token)]
         found += [(emitted, i) for i, t in enumerate(emitted) if float(rows[0, i, t]) == 0]
     return found
+
+
+def law_by_depth(verifier, p: Table, tokens: Sequence[int], tree: Tree, vocab: int) -> dict:
+    """What one round emits of a certain draft, by rules that use the target's noise alone.
+
+    As above nothing but the rule's answers is used: at each depth, with noise that led there,
+    the points at which the next token changes are found by bisection.
+    """
+    paths = [(), *(_path_to(tree, n) for n in range(len(tree)))]
+    rows = torch.stack([p(tuple(tokens[n] for n in path)) for path in paths]).unsqueeze(0)
+    draft = Draft(torch.tensor([list(tokens)]).view(1, len(tree)), PointMass(), (tree,))
+
+    def emitted(noise: Sequence[float]) -> tuple[int, ...]:
+        u = torch.full((1, len(tree) + 1), 0.5, dtype=torch.float64)
+        u[0, : len(noise)] = torch.tensor(noise, dtype=torch.float64)
+        verdict = verifier(rows, draft, Noise(u[:, :-1], u))
+        path = verdict.path[0, : int(verdict.accepted)].tolist()
+        return (*(tokens[n] for n in path), int(verdict.token))
+
+    def point(noise: list[float], depth: int, y: int) -> float:
+        """Below it the token at this depth is at most y."""
+        low, high = 0.0, TOP
+        if emitted([*noise, high])[depth] <= y:
+            return 1.0
+        if emitted([*noise, low])[depth] > y:
+            return 0.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            below = emitted([*noise, middle])[depth] <= y
+            low, high = (middle, high) if below else (low, middle)
+        return high
+
+    law: dict[tuple[int, ...], float] = {}
+
+    def go(noise: list[float], measure: float) -> None:
+        depth = len(noise)
+        edges = [0.0, *(point(noise, depth, y) for y in range(vocab - 1)), 1.0]
+        for low, high in itertools.pairwise(edges):
+            if high <= low:
+                continue
+            inner = [*noise, (low + high) / 2]
+            said = emitted(inner)
+            if len(said) == depth + 1:
+                law[said] = law.get(said, 0.0) + measure * (high - low)
+            else:
+                go(inner, measure * (high - low))
+
+    go([], 1.0)
+    return law
+
+
+def _path_to(tree: Tree, node: int) -> tuple[int, ...]:
+    return () if node < 0 else (*_path_to(tree, tree.parents[node]), node)

@@ -12,7 +12,6 @@ from outpace.bench.prompts import held_out_prompts
 from outpace.cli.main import run
 from outpace.engine import engine
 from outpace.models.loading import ASSETS, locate
-from outpace.verifiers import GreedyVerifier
 
 shares_plain_ids = pytest.mark.xdist_group("plain_ids")
 """One process runs these, so that plain decoding runs once."""
@@ -63,22 +62,24 @@ def test_greedy_in_ragged_batches_equals_plain(prompts, plain_ids):
 @shares_plain_ids
 def test_a_rule_that_accepts_one_token_too_many_is_caught(prompts, plain_ids, monkeypatch):
     """Negative control of both tests above."""
-    honest = GreedyVerifier.follow
 
-    def generous(self, best, tokens, tree):
-        path = honest(self, best, tokens, tree)
-        return [*path, len(path)] if len(path) < len(tree) else path
-
-    def emissions(greedy, draft, top):
-        """As drafted, as far as the rule accepts it."""
+    def generous(draft, top):
         return [
-            replace(e, tokens=[*(int(draft.tokens[b, i]) for i in e.path), e.tokens[-1]])
-            for b, e in enumerate(follow(greedy, draft, top))
+            accept_one_more(e, tree, ids)
+            for e, tree, ids in zip(
+                honest(draft, top), draft.trees, draft.tokens.tolist(), strict=True
+            )
         ]
 
-    follow = engine._follow
-    monkeypatch.setattr(GreedyVerifier, "follow", generous)
-    monkeypatch.setattr(engine, "_follow", emissions)
+    def accept_one_more(emission, tree, ids):
+        if len(emission.path) == len(tree):
+            return emission
+        path = [*emission.path, len(emission.path)]
+        tokens = [*(ids[node] for node in path), emission.tokens[-1]]
+        return replace(emission, path=path, tokens=tokens, logprobs=[0.0] * len(tokens))
+
+    honest = engine._follow
+    monkeypatch.setattr(engine, "_follow", generous)
     fast = load(4, 1)
     differing = [
         fast.generate(p, **GREEDY).token_ids != plain

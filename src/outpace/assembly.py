@@ -149,8 +149,9 @@ def load(
         drafter: a smaller checkpoint of the same vocabulary ("demo-draft" is
             shipped); None is plain decoding.
         k: tokens drafted per round; 0 is plain decoding.
-        verifier: the rule for requests that sample: "token", or "greedy", which
-            takes requests at temperature 0 only.
+        verifier: the rule for requests that sample: "token", which accepts most;
+            "match", whose seeded texts are plain decoding's, token by token; or
+            "greedy", which takes requests at temperature 0 only.
         dtype: "float32", "bfloat16" or "float16"; by default the checkpoint's
             where this machine is fast at it, else float32.
         device: "cpu", "cuda", "cuda:N" or "mps"; by default the best there is.

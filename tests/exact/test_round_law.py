@@ -17,11 +17,19 @@ from broken_rules import (
     SharedNoise,
     Sound,
 )
-from enumeration import Drafted, NotIndependent, drafts_of, impossible_at_zero, worst_error
+from enumeration import (
+    Drafted,
+    NotIndependent,
+    drafts_of,
+    error_of,
+    impossible_at_zero,
+    law_by_depth,
+    worst_error,
+)
 from outpace.sampling import Warp, categorical, residual, without
 from outpace.trees import chain
-from outpace.types import Draft, PointMass, Rows, SamplingParams
-from outpace.verifiers import GreedyVerifier, Noise, TokenVerifier
+from outpace.types import Draft, PointMass, Rows, SamplingParams, Tree
+from outpace.verifiers import GreedyVerifier, MatchVerifier, Noise, TokenVerifier
 
 EXACT = 1e-12
 
@@ -73,6 +81,41 @@ def test_token_rule_keeps_the_law_for_point_masses(case, data):
 def test_the_twin_agrees(case):
     vocab, k, p, q = case
     assert worst_error(Sound(), p, drafts_of(q, k, vocab), vocab) < EXACT
+
+
+@settings(max_examples=25, deadline=None)
+@given(rounds(), st.data())
+def test_match_keeps_the_law_whatever_was_drafted(case, data):
+    """Of chains and trees; how the draft was drawn does not matter to it."""
+    vocab, _, p, _ = case
+    size = data.draw(st.integers(0, 4))
+    tree = Tree(tuple(data.draw(st.integers(-1, i - 1)) for i in range(size)))
+    tokens = data.draw(st.lists(st.integers(0, vocab - 1), min_size=size, max_size=size))
+    length = max(tree.depths, default=0) + 1
+    law = law_by_depth(MatchVerifier(), p, tokens, tree, vocab)
+    assert error_of(law, p, length, vocab) < EXACT
+
+
+class OneNoise(MatchVerifier):
+    """Every depth is drawn with the first depth's uniform."""
+
+    def __call__(self, p, draft, noise):
+        first = noise.target[:, :1].expand_as(noise.target)
+        return super().__call__(p, draft, Noise(noise.accept, first))
+
+
+class NextRow(MatchVerifier):
+    """Every token is drawn from the row after the one that scores it."""
+
+    def __call__(self, p, draft, noise):
+        return super().__call__(p.roll(-1, 1), draft, noise)
+
+
+@pytest.mark.parametrize("rule", [OneNoise, NextRow])
+def test_broken_matching_is_caught(rule):
+    tree = Tree((-1, -1, 0, 1))
+    law = law_by_depth(rule(), p_table, [0, 1, 1, 2], tree, 3)
+    assert error_of(law, p_table, 3, 3) > 1e-2
 
 
 P = {(): row(5, 3, 2), (0,): row(1, 6, 3), (1,): row(4, 4, 2), (2,): row(1, 1, 8)}

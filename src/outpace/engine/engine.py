@@ -20,7 +20,7 @@ from ..sampling import Stream, Warp, law_device
 from ..sampling.noise import F64
 from ..trees import block_mask, block_offsets, chain
 from ..types import Draft, PointMass, Provenance, SamplingParams, Tree
-from ..verifiers import GreedyVerifier, Noise, TokenVerifier, Verdict, Verifier
+from ..verifiers import Noise, TokenVerifier, Verdict, Verifier, follow
 from .checks import check_compatible, check_k, check_max_batch, check_max_len, check_request
 from .clock import Clock
 from .request import Request
@@ -74,7 +74,6 @@ class Engine:
         self.max_len = check_max_len(max_len, target.context_length)
         self.stats = Stats()
         self._law_device = law_device(target.device)
-        self._greedy = GreedyVerifier()
         self._cache = target.new_cache(check_max_batch(max_batch), self.max_len)
         self._free = list(range(max_batch))
         self._waiting: deque[Request] = deque()
@@ -219,7 +218,7 @@ class Engine:
         assert scores.logits is not None
         warp = self._warp_of(running)
         if warp.all_greedy and self.verifier.lossless:
-            emissions = _follow(self._greedy, draft, scores.top or Top.of(scores.logits))
+            emissions = _follow(draft, scores.top or Top.of(scores.logits))
         else:
             verdict = self._judge(running, draft, warp, scores.logits)
             emissions = _emissions(draft, scores.logits, verdict)
@@ -319,7 +318,7 @@ class Engine:
         return torch.from_numpy(np.stack(rows)).to(self._law_device)
 
 
-def _follow(greedy: GreedyVerifier, draft: Draft, top: Top) -> list[Emission]:
+def _follow(draft: Draft, top: Top) -> list[Emission]:
     """The target's likeliest tokens, as far as they were drafted and one more."""
     drafted = draft.tokens.to(top.tokens.device)
     packed = torch.cat([top.tokens.double(), top.logprobs.double(), drafted.double()], 1).tolist()
@@ -327,7 +326,7 @@ def _follow(greedy: GreedyVerifier, draft: Draft, top: Top) -> list[Emission]:
     out = []
     for values, tree in zip(packed, draft.trees, strict=True):
         best, logprobs = [int(x) for x in values[:rows]], values[rows : 2 * rows]
-        path = greedy.follow(best, values[2 * rows :], tree)
+        path = follow(best, values[2 * rows :], tree)
         before = [0, *(node + 1 for node in path)]  # the row that scored each token
         out.append(Emission(path, [best[i] for i in before], [logprobs[i] for i in before]))
     return out

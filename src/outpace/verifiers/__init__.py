@@ -6,11 +6,14 @@ import difflib
 
 from ..errors import OptionError
 from .base import Noise, Verdict, Verifier
+from .follow import follow
 from .greedy import GreedyVerifier
+from .match import MatchVerifier
 from .token import TokenVerifier
 
 VERIFIERS: dict[str, type[Verifier]] = {
     "token": TokenVerifier,
+    "match": MatchVerifier,
     "greedy": GreedyVerifier,
 }
 
@@ -31,9 +34,11 @@ def make_verifier(name: str) -> Verifier:
 __all__ = [
     "VERIFIERS",
     "GreedyVerifier",
+    "MatchVerifier",
     "Noise",
     "TokenVerifier",
     "Verdict",
     "Verifier",
+    "follow",
     "make_verifier",
 ]
