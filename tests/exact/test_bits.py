@@ -173,7 +173,7 @@ def test_with_kernels_that_count_rows_bits_differ(folders, tmp_path):
         pytest.skip(str(error))
     shutil.copytree(SOURCES, tmp_path / "kernels")
     file = tmp_path / "kernels" / "linear.h"
-    line = "const int64_t stretch = w.kind == INT4 ? w.group : STRETCH;"
+    line = "const int64_t stretch = w.quantised() ? w.stretch : STRETCH;"
     source = file.read_text()
     assert source.count(line) == 1
     file.write_text(source.replace(line, line[:-1] + " / (rows == 1 ? 2 : 1);"))

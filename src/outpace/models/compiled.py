@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .base import ForwardOutput, Top
@@ -33,6 +34,9 @@ BLOCK = 64
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _INT8, _INT4 = 3, 4
 
+_STRETCH = 128
+"""Inputs of an int8 layer that are rounded together."""
+
 _Number, _Address = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -43,7 +47,7 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 class _Matrix(ctypes.Structure):
     _fields_ = (
         *_fields(_Address, "data scale bias"),
-        *_fields(_Number, "inputs outputs group"),
+        *_fields(_Number, "inputs outputs stretch"),
         ("kind", ctypes.c_int32),
     )
 
@@ -67,7 +71,7 @@ class _Model(ctypes.Structure):
     )
 
 
-_SCRATCH = "h x qkv q attended act weights"
+_SCRATCH = "h x qkv q attended act rounded scales sums weights"
 
 
 class _Pass(ctypes.Structure):
@@ -105,6 +109,7 @@ class CompiledDecoder:
         self.context_length = config.context_length
         self.device = torch.device("cpu")
         self._library = library or load_library()
+        self._quantised = quantization is not None
         self._width = int(self._library.outpace_width())
         self._group = int(self._library.outpace_group())
         self._kept: list[Tensor] = []  # what the structures point to
@@ -164,12 +169,11 @@ class CompiledDecoder:
             return _Matrix(self._keep(pack(weight)), None, where, size, out, 0, kind)
         made = Quantized.of(weight, quantization)
         if quantization.bits == 8:
-            scales = self._vector(made.scales[:, 0])
-            return _Matrix(self._keep(blocks(made.values)), scales, where, size, out, 0, _INT8)
-        low, high = paired_blocks(made.values).unbind(-1)
-        nibbles = (low & 15) | (high << 4)
-        scales = self._keep(blocks(made.scales))
-        return _Matrix(self._keep(nibbles), scales, where, size, out, made.group, _INT4)
+            values, scales = step_blocks(made.values), self._vector(made.scales[:, 0])
+            return _Matrix(self._keep(values), scales, where, size, out, _STRETCH, _INT8)
+        low, high = step_blocks(made.values + 8).unbind(-1)
+        nibbles, scales = self._keep(low | (high << 4)), self._keep(blocks(made.scales))
+        return _Matrix(nibbles, scales, where, size, out, made.group, _INT4)
 
     def _layer(
         self, load: Callable[[str], Tensor], i: int, quantization: Quantization | None
@@ -269,7 +273,9 @@ class CompiledDecoder:
         p.room = positions + self._width + head
         q = c.heads * head
         qkv = (c.heads + 2 * c.kv_heads) * c.head_dim
-        sizes = [rows * n for n in (c.hidden_size, c.hidden_size, qkv, q, q, c.mlp_size)]
+        widest = max(c.hidden_size, q, c.mlp_size) + 1
+        each = (c.hidden_size, c.hidden_size, qkv, q, q, c.mlp_size)
+        sizes = [rows * n for n in (*each, *([widest] * 3 if self._quantised else [0] * 3))]
         sizes.append(threads * self._group * p.room)
         sizes = [round_up(n, BLOCK) for n in sizes]
         if len(self._scratch) < sum(sizes):
@@ -305,6 +311,13 @@ def paired_blocks(weight: Tensor) -> Tensor:
     """`[out, n]` as `[blocks, n, 32, 2]`: output i of a block beside output 32 + i."""
     halves = _whole(weight, BLOCK).view(-1, 2, BLOCK // 2, weight.shape[1])
     return halves.permute(0, 3, 2, 1).contiguous()
+
+
+def step_blocks(values: Tensor) -> Tensor:
+    """`[out, n]` as `[blocks, n / 2, 64, 2]`: an output's values of two inputs side by side."""
+    values = _whole(F.pad(values, (0, values.shape[1] % 2)), BLOCK)
+    pairs = values.view(-1, BLOCK, values.shape[1] // 2, 2)
+    return pairs.transpose(1, 2).contiguous()
 
 
 def by_turns(parts: Sequence[Tensor]) -> Tensor:

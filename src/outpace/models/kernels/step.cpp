@@ -42,6 +42,9 @@ struct Pass {
     int64_t *top;                       // [batch * rows] with the logits: the likeliest token
     float *top_logprob;                 // and its log-probability
     float *h, *x, *qkv, *q, *attended, *act;  // room for [batch * rows, ..] of each
+    int16_t *rounded;                         // the same for a layer's inputs as integers,
+    float *scales;                            // with a scale and
+    int32_t *sums;                            // a sum per stretch
     float *weights;                           // [threads, GROUP, room]
     int64_t room;                             // positions, a vector and a head, padded
     int64_t last;                             // layers to run the attention of
@@ -151,9 +154,20 @@ class Worker {
         each_output(w, x, [&](int64_t r, int64_t i, float value) { p.h[r * w.out + i] += value; });
     }
 
+    // Rows x [count, in] as the layer takes them.
+    Inputs inputs(const Matrix &w, const float *x) {
+        if (!w.quantised()) return {x, w.in, nullptr, nullptr};
+        const int64_t pairs = (w.in + 1) / 2, stretches = (w.in + w.stretch - 1) / w.stretch;
+        share(count, [&](int64_t r) {
+            round_row(x + r * w.in, w.in, w.stretch, p.rounded + r * 2 * pairs,
+                      p.scales + r * stretches, p.sums + r * stretches);
+        });
+        return {p.rounded, pairs, p.scales, p.sums};
+    }
+
     template <class F>
     void each_output(const Matrix &w, const float *x, F f) {
-        linear(w, x, count, thread, threads,
+        linear(w, inputs(w, x), count, thread, threads,
                [&](int64_t r, int64_t block, int64_t from, int64_t to, const float *values) {
                    for (int64_t first : {from, HALF + from}) {
                        const int64_t last = std::min(first + to - from, w.out - block * BLOCK);
@@ -165,7 +179,7 @@ class Worker {
 
     // SiLU(gate) * up: a block holds 32 outputs of the one and the same 32 of the other.
     void gate(const Matrix &w) {
-        linear(w, p.x, count, thread, threads,
+        linear(w, inputs(w, p.x), count, thread, threads,
                [&](int64_t r, int64_t block, int64_t from, int64_t to, const float *values) {
                    for (int64_t i = from; i < to; i += WIDTH) {
                        const Floats g = read<Floats>(values + i);

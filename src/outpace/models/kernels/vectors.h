@@ -27,7 +27,6 @@ typedef float Floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));
 typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH)));
-typedef int8_t Bytes __attribute__((vector_size(WIDTH)));
 
 inline Floats fill(float x) {
 #if defined(__AVX512F__) && defined(__AVX512BW__)
@@ -121,11 +120,51 @@ struct Fp16 {
 #endif
 };
 
-inline Ints widen(Bytes b) {
+// Integers: vectors of pairs of 16 bits, multiplied and added to 32.
+
+inline Ints fill_ints(int32_t x) {
 #if defined(__AVX512F__) && defined(__AVX512BW__)
-    return (Ints)_mm512_cvtepi8_epi32((__m128i)b);
+    return (Ints)_mm512_set1_epi32(x);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (Ints)_mm256_set1_epi32(x);
 #else
-    return __builtin_convertvector(b, Ints);
+    return Ints{x, x, x, x};
+#endif
+}
+
+// WIDTH pairs of bytes as pairs of 16 bits, with their signs.
+inline Ints widen_pairs(const void *at) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+    return (Ints)_mm512_cvtepi8_epi16(read<__m256i>(at));
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (Ints)_mm256_cvtepi8_epi16(read<__m128i>(at));
+#else
+    typedef int8_t Pairs __attribute__((vector_size(2 * WIDTH)));
+    typedef int16_t Wide __attribute__((vector_size(4 * WIDTH)));
+    return bits<Ints>(__builtin_convertvector(read<Pairs>(at), Wide));
+#endif
+}
+
+// WIDTH bytes of two numbers from 0 to 15 as pairs of 16 bits, the lower number first.
+inline Ints widen_nibbles(const void *at) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+    const Ints b = (Ints)_mm512_cvtepu8_epi32(read<__m128i>(at));
+#else
+    typedef uint8_t Small __attribute__((vector_size(WIDTH)));
+    const Ints b = __builtin_convertvector(read<Small>(at), Ints);
+#endif
+    return (b | b << 12) & 0x000F000F;
+}
+
+inline Ints dot_pairs(Ints a, Ints b, Ints sum) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512F__) && defined(__AVX512BW__)
+    return sum + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return sum + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+    return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
 
