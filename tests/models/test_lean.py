@@ -318,7 +318,6 @@ EXACT_NAMES = ["llama2", "llama-tied-gqa", "llama3", "mistral-window", "qwen2-wi
 @pytest.mark.parametrize("dtype", EXACT)
 @pytest.mark.parametrize("name", EXACT_NAMES)
 def test_a_row_does_not_depend_on_the_rows_beside_it(saved, name, dtype):
-    """Blocks that stay within one bucket of 64 positions."""
     model, ids = exactly(saved(name), dtype), text(60)
     single = in_blocks(model, ids, 1)
     for sizes in SIZES:
@@ -328,9 +327,21 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(saved, name, dtype):
 @pytest.mark.parametrize("dtype", EXACT)
 @pytest.mark.parametrize("name", ["llama2", "llama-tied-gqa", "qwen2-window"])
 def test_a_block_across_a_bucket_boundary_is_no_exception(saved, name, dtype):
-    """More than attention promises, and what whole texts need: blocks end anywhere."""
     model, ids = exactly(saved(name), dtype), text(150)
     assert torch.equal(in_blocks(model, ids, 5), in_blocks(model, ids, 1))
+
+
+def test_a_row_reads_as_far_in_any_block():
+    """Attention is asked the same of a row wherever its block begins and ends."""
+    reads = {}
+    for length in range(150):
+        for rows in range(1, 17):
+            spans = lean_module._spans(length, rows, causal=True)
+            assert [i for some, _ in spans for i in range(rows)[some]] == list(range(rows))
+            for some, far in spans:
+                assert far % 64 == 0
+                for i in range(rows)[some]:
+                    assert reads.setdefault(length + i, far) == far > length + i
 
 
 @pytest.mark.parametrize("dtype", EXACT)

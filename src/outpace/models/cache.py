@@ -20,8 +20,8 @@ BUCKET = 64
 """Attention reads a slot up to a multiple of this many positions."""
 
 BLOCK = 16
-"""Blocks of up to this many rows read equally far, so that a row's result does not depend
-on the number of rows computed with it."""
+"""Causal blocks of up to this many rows are split where a bucket ends, so that a row reads equally
+far whatever it is computed with."""
 
 _FIRST_CAPACITY = 256
 

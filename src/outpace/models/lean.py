@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedModelError
 from .base import ForwardOutput
-from .cache import KVCache, SlotCache, extent
+from .cache import BLOCK, BUCKET, KVCache, SlotCache, extent, round_up
 from .checkpoint import Weights
 from .config import LeanConfig
 from .linear import Linear
@@ -57,11 +57,12 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Neighbouring sequences in neighbouring slots whose attention has one shape."""
+    """Rows of neighbouring sequences in neighbouring slots whose attention has one shape."""
 
+    sequences: slice
     rows: slice
     read: list[tuple[Tensor, Tensor]]  # per layer keys and values [b, kv_heads, length, D]
-    masks: dict[int | None, Tensor]  # per window, additive, [b, 1, T * G + padding, length]
+    masks: dict[int | None, Tensor]  # per window, additive, [b, 1, rows * G + padding, length]
 
 
 class LeanDecoder:
@@ -186,19 +187,24 @@ class LeanDecoder:
         A key-value head's query heads are rows beside each other, so keys and
         values are read as they lie, without repeating them.
         """
-        folded, window = q.shape[1], self.config.windows[layer]
+        window = self.config.windows[layer]
+        if len(groups) == 1:
+            return self._attend_group(q, groups[0], layer, window)
+        out = torch.empty_like(q)
+        for g in groups:
+            part = g.sequences, slice(g.rows.start * self._fold, g.rows.stop * self._fold)
+            out[part] = self._attend_group(q[part], g, layer, window)
+        return out
+
+    def _attend_group(self, q: Tensor, group: _Group, layer: int, window: int | None) -> Tensor:
+        folded = q.shape[1]
         short = query_padding(folded, self.config.head_dim)
         if short:
             q = F.pad(q, (0, 0, 0, 0, 0, short))
-        q = q.transpose(1, 2)
-        parts = []
-        for g in groups:
-            own = q if len(groups) == 1 else q[g.rows]
-            keys, values = g.read[layer]
-            mask = g.masks[window]
-            parts.append(F.scaled_dot_product_attention(own, keys, values, attn_mask=mask))
-        out = (parts[0] if len(parts) == 1 else torch.cat(parts)).transpose(1, 2)
-        return out.narrow(1, 0, folded) if short else out
+        keys, values = group.read[layer]
+        mask = group.masks[window]
+        out = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, attn_mask=mask)
+        return out.transpose(1, 2).narrow(1, 0, folded)
 
     def _groups(
         self,
@@ -208,33 +214,30 @@ class LeanDecoder:
         positions: Tensor,
         mask: Tensor | None,
     ) -> list[_Group]:
-        """Split the batch into runs of neighbouring slots with the same bucket, so that no
-        key or value is copied and a sequence reads as much alone as among others."""
-        extents = [extent(cache.lengths[s], rows) for s in slots]
+        """Split the batch into runs of neighbouring slots whose rows read equally far, so that no
+        key or value is copied and a row reads as much alone as among others."""
+        spans = [_spans(cache.lengths[s], rows, mask is None) for s in slots]
         groups, start = [], 0
         for end in range(1, len(slots) + 1):
             together = end < len(slots) and (
-                slots[end] == slots[end - 1] + 1 and extents[end] == extents[start]
+                slots[end] == slots[end - 1] + 1 and spans[end] == spans[start]
             )
             if not together:
-                picked, length = slice(start, end), extents[start]
-                lengths = [cache.lengths[s] for s in slots[picked]]
-                block = None if mask is None else mask[picked]
-                masks = self._masks(lengths, rows, length, positions[picked], block)
-                read = cache.read(slots[start], slots[end - 1] + 1, length)
-                groups.append(_Group(picked, read, masks))
+                picked = slice(start, end)
+                for some, length in spans[start]:
+                    lengths = [cache.lengths[s] + some.start for s in slots[picked]]
+                    block = None if mask is None else mask[picked]
+                    masks = self._masks(lengths, length, positions[picked, some], block)
+                    read = cache.read(slots[start], slots[end - 1] + 1, length)
+                    groups.append(_Group(picked, some, read, masks))
                 start = end
         return groups
 
     def _masks(
-        self,
-        lengths: Sequence[int],
-        rows: int,
-        length: int,
-        positions: Tensor,
-        block: Tensor | None,
+        self, lengths: Sequence[int], length: int, positions: Tensor, block: Tensor | None
     ) -> dict[int | None, Tensor]:
         """Per window, additive masks `[b, 1, T * G + padding, length]`; padding sees something."""
+        rows = positions.shape[1]
         short = query_padding(rows * self._fold, self.config.head_dim)
         windows = set(self.config.windows)
         if block is None and windows == {None} and self._causal.serves(rows, length):
@@ -246,6 +249,21 @@ class LeanDecoder:
             mask = additive(near, self.dtype).repeat_interleave(self._fold, 2)
             masks[w] = F.pad(mask, (0, 0, 0, short))
         return masks
+
+
+def _spans(length: int, rows: int, causal: bool) -> list[tuple[slice, int]]:
+    """Rows of a block behind `length`, and how far they read.
+
+    A row of a short causal block reads to the end of the bucket it lies in, wherever the block
+    begins: rows on both sides of a boundary attend apart. The nodes of a tree and the rows of a
+    prefill read to the end of the block.
+    """
+    if not causal or rows > BLOCK:
+        return [(slice(0, rows), extent(length, rows))]
+    end = round_up(length + 1, BUCKET)
+    first = min(rows, end - length)
+    spans = [(slice(0, first), end)]
+    return spans if first == rows else [*spans, (slice(first, rows), end + BUCKET)]
 
 
 def query_padding(rows: int, head_dim: int) -> int:
