@@ -19,7 +19,7 @@ import outpace
 from environment import record
 from outpace.bench.compare import Comparison, compare
 from outpace.bench.prompts import held_out_prompts
-from pairs import pair_folders
+from pairs import pair_folders, sampling
 
 
 def main() -> None:
@@ -39,12 +39,7 @@ def main() -> None:
             for temperature in options.temperatures:
                 for k in options.k:
                     generator = outpace.load(target, draft, k)
-                    params = outpace.SamplingParams(
-                        temperature=temperature,
-                        seed=0,
-                        max_new_tokens=options.tokens,
-                        eos_token_ids=(),
-                    )
+                    params = sampling(temperature, options.tokens)
                     found = compare(generator, prompts, params, options.repeats)
                     row = {"pair": pair, "temperature": temperature, "k": k} | parts_of(found)
                     rows.append(row)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from outpace import SamplingParams
 from outpace.bench.ballast import add_ballast
 from outpace.models.loading import locate
 
 MLP = {"target": 7680, "draft": 7168}
 """Units per MLP of the ballasted pair: about 110M and 9M parameters."""
+
+
+def sampling(temperature: float, tokens: int) -> SamplingParams:
+    """Of a run that emits this many tokens, whatever they are."""
+    return SamplingParams(temperature=temperature, seed=0, max_new_tokens=tokens, eos_token_ids=())
 
 
 def pair_folders(name: str, scratch: Path) -> tuple[Path, Path]:

@@ -18,7 +18,7 @@ import outpace
 from environment import record
 from outpace.bench.compare import compare
 from outpace.bench.prompts import held_out_prompts
-from pairs import pair_folders
+from pairs import pair_folders, sampling
 
 
 def main() -> None:
@@ -44,12 +44,7 @@ def main() -> None:
                         generator = outpace.load(
                             str(target), str(draft), k, dtype=dtype, device=options.device
                         )
-                        params = outpace.SamplingParams(
-                            temperature=temperature,
-                            seed=0,
-                            max_new_tokens=options.tokens,
-                            eos_token_ids=(),
-                        )
+                        params = sampling(temperature, options.tokens)
                         found = compare(generator, prompts, params, options.repeats)
                         row = _row(found)
                         rows.append(

@@ -19,6 +19,7 @@ from .models.loading import (
     Compile,
     Progress,
     Source,
+    check_compile,
     check_runner,
     choose_device,
     choose_dtype,
@@ -64,6 +65,7 @@ class Assembly:
         self._dtype, self._compile, self._quantize = dtype, compile, quantize
         choose_dtype(dtype, None, self._device)
         quantization = choose_quantization(quantize)
+        check_compile(compile, self._device)
         self._target = inspect_checkpoint(model)
         check_runner(self._target, self._device, compile, quantization)
         self._max_len = check_max_len(max_len, self._target.context_length)

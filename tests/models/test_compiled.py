@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from running import alone, append, feed, in_blocks, keep, path_to, plain, text, together
 from safetensors.torch import load_file, save_file
 
+import outpace
 from checkpoints import LEAN
 from outpace.errors import CompilerError, OptionError
 from outpace.models import compiler, inspect_checkpoint, load_model, prefill
@@ -369,3 +370,8 @@ def test_what_cannot_be_compiled_or_quantised(checkpoint):
         load_model(gpt2, "fp32", "cpu", quantize="int8")
     with pytest.raises(OptionError, match="compile must be True, False or 'auto', not 'yes'"):
         load_model(gpt2, "fp32", "cpu", compile="yes")
+
+
+def test_a_wrong_choice_is_named_before_anything_is_looked_up():
+    with pytest.raises(OptionError, match="compile must be True, False or 'auto', not 'yes'"):
+        outpace.load("/no/such/folder", compile="yes")

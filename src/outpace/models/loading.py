@@ -267,16 +267,25 @@ def check_runner(
     Raises:
         OptionError: there is none.
     """
-    if compile not in (True, False, "auto"):
-        raise OptionError(f"compile must be True, False or 'auto', not {compile!r}")
-    if compile is True and device.type != "cpu":
-        raise OptionError(f"compile=True is for CPUs, not for {device}: leave it out")
+    check_compile(compile, device)
     for asked, what in ((compile is True, "compile=True"), (quantization, "quantize")):
         if asked and source.lean is None:
             raise OptionError(
                 f"{what} is for the Llama family, and {source.name} is not of it "
                 f"({source.reason}): leave it out"
             )
+
+
+def check_compile(compile: Compile, device: torch.device) -> None:
+    """What can be said before there is a checkpoint.
+
+    Raises:
+        OptionError: no such choice, or none on this device.
+    """
+    if compile not in (True, False, "auto"):
+        raise OptionError(f"compile must be True, False or 'auto', not {compile!r}")
+    if compile is True and device.type != "cpu":
+        raise OptionError(f"compile=True is for CPUs, not for {device}: leave it out")
 
 
 def _kernels(compile: Compile, device: torch.device, progress: Progress) -> CDLL | None:
