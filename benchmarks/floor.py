@@ -56,7 +56,7 @@ def main() -> None:
     record(options.name, rows)
 
 
-def write(size: str, dtype: torch.dtype, folder: Path) -> tuple[Any, int]:
+def write(size: str, dtype: torch.dtype, folder: Path, **more: int) -> tuple[Any, int]:
     """A random checkpoint; its configuration and number of parameters."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -70,7 +70,7 @@ def write(size: str, dtype: torch.dtype, folder: Path) -> tuple[Any, int]:
         head_dim=64,
         intermediate_size=mlp,
         tie_word_embeddings=True,
-        max_position_embeddings=2048,
+        **{"max_position_embeddings": 2048} | more,
     )
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(config).to(dtype)

@@ -159,9 +159,9 @@ def load(
         device: "cpu", "cuda", "cuda:N" or "mps"; by default the best there is.
         max_batch: sequences that run at once.
         max_len: positions per sequence; by default the model's context.
-        compile: on a CPU, run each pass of a Llama-family model as one call of
-            C++, compiled for the machine on first use and kept: True, False, or
-            "auto", where there is a compiler.
+        compile: run each pass of a Llama-family model as one call of C++,
+            compiled for the machine on first use and kept, or on CUDA as one
+            graph: True, False, or "auto", where that can be.
         quantize: keep the target's matrices in 8 or 4 bits: "int8" or "int4". That
             is another target, whose output is as exact as any's.
         progress: called with (what, done, total) while weights are read.

@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def computed(lengths, rows, length, repeats):
-    seen = visible(lengths, rows, length, None, CPU)
+    seen = visible(torch.tensor(lengths), rows, length, None)
     return additive(seen, torch.float32).repeat_interleave(repeats, 2)
 
 
@@ -40,13 +40,14 @@ def test_a_mask_from_the_table_equals_its_computed_twin(base, more, rows, repeat
 
 def test_a_causal_block_is_a_tree_without_branches():
     tree = torch.ones(2, 5, 5, dtype=torch.bool).tril()
-    assert torch.equal(visible([3, 9], 5, 64, None, CPU), visible([3, 9], 5, 64, tree, CPU))
+    starts = torch.tensor([3, 9])
+    assert torch.equal(visible(starts, 5, 64, None), visible(starts, 5, 64, tree))
 
 
 def test_a_window_counts_positions_not_indices():
     """Two nodes of a tree at one position are equally far from what lies before."""
     positions = torch.tensor([[5, 6, 6, 7]])
-    near = within(3, [5], positions, 12)[0]
+    near = within(3, torch.tensor([5]), positions, 12)[0]
     seen = [row.nonzero().flatten().tolist() for row in near[:, :9]]
     assert seen[0] == [3, 4, 5, 6, 7, 8]
     assert seen[1] == [4, 5, 6, 7, 8] == seen[2]

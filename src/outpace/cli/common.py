@@ -43,7 +43,7 @@ Compile = Annotated[
     bool | None,
     typer.Option(
         "--compile/--no-compile",
-        help="Run passes as compiled C++ (CPU, Llama family); by default where it can be.",
+        help="Run passes as compiled C++ or CUDA graphs (Llama family); by default where possible.",
     ),
 ]
 Quantize = Annotated[

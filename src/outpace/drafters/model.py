@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..models.base import ForwardOutput, LanguageModel, Top, prefill
+from ..models.base import ForwardOutput, LanguageModel, Top, prefill, upload
 from ..models.cache import SlotCache
 from ..sampling import Warp, argmax, categorical, law_device
 from ..trees import chain
@@ -128,10 +128,11 @@ class ModelDrafter:
         if width == 1:
             return out
         assert out.logits is not None
-        rows = torch.arange(len(slots)), torch.tensor([len(m) - 1 for m in missing])
+        end_rows = torch.tensor([len(m) - 1 for m in missing])
 
         def last(scores: Tensor) -> Tensor:
-            return scores[rows[0].to(scores.device), rows[1].to(scores.device)].unsqueeze(1)
+            at = upload(end_rows, scores.device).view(-1, 1, *[1] * (scores.dim() - 2))
+            return scores.gather(1, at.expand(-1, 1, *scores.shape[2:]))
 
         top = out.top and Top(last(out.top.tokens), last(out.top.logprobs))
         return ForwardOutput(last(out.logits), top=top)
@@ -152,8 +153,7 @@ class ModelDrafter:
         model = self.model
         if model.vocab_size < self._vocab_size:
             tokens = tokens.clamp_max(model.vocab_size - 1)
-        device = model.device
-        return model.forward(tokens.to(device), positions.to(device), self._cache, slots)
+        return model.forward(tokens, positions, self._cache, slots)
 
     def _likeliest(self, out: ForwardOutput) -> Tensor:
         """Tokens `[B, 1]`."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..drafters.base import Commit, Context, Drafter
 from ..errors import NumericsError
-from ..models.base import ForwardOutput, LanguageModel, Top, prefill
+from ..models.base import ForwardOutput, LanguageModel, Top, prefill, upload
 from ..models.tokenizer import Detokenizer, NullDetokenizer
 from ..sampling import Stream, Warp, law_device
 from ..sampling.noise import F64
@@ -191,17 +191,16 @@ class Engine:
 
     def _score(self, running: list[Request], draft: Draft) -> ForwardOutput:
         device = self.target.device
-        last = torch.tensor([[r.tokens[-1]] for r in running], device=device)
+        last = upload(torch.tensor([[r.tokens[-1]] for r in running]), device)
         rows = draft.tokens.shape[1] + 1
         base = torch.tensor([[len(r.tokens) - 1] for r in running])
         positions = (base + block_offsets(draft.trees, rows)).clamp_max_(self.max_len - 1)
-        mask = block_mask(draft.trees, rows)
         out = self.target.forward(
-            torch.cat([last, draft.tokens.to(device)], 1),
-            positions.to(device),
+            torch.cat([last, upload(draft.tokens, device)], 1),
+            positions,
             self._cache,
             [_slot(r) for r in running],
-            mask=None if mask is None else mask.to(device),
+            mask=block_mask(draft.trees, rows),
             taps=self._taps,
         )
         assert out.logits is not None
@@ -315,7 +314,7 @@ class Engine:
         return self._warp
 
     def _noise(self, rows: list[F64]) -> Tensor:
-        return torch.from_numpy(np.stack(rows)).to(self._law_device)
+        return upload(torch.from_numpy(np.stack(rows)), self._law_device)
 
 
 def _follow(draft: Draft, top: Top) -> list[Emission]:

@@ -21,7 +21,7 @@ from transformers import Cache
 from ..errors import UnsupportedModelError, first_line
 from ..trees import block_mask, block_offsets
 from ..types import Tree
-from .base import ForwardOutput, prefill
+from .base import ForwardOutput, prefill, upload
 from .cache import SlotCache, extent
 from .config import context_length
 from .masks import additive, visible, within
@@ -120,17 +120,18 @@ class TransformersAdapter:
         cache.reserve(slots, rows)
         lengths = [cache.lengths[s] for s in slots]
         length = extent(max(lengths), rows)
-        seen = visible(lengths, rows, length, mask, self.device)
+        starts, positions = self._take(torch.tensor(lengths)), self._take(positions)
+        seen = visible(starts, rows, length, None if mask is None else self._take(mask))
         view = _SlotLayers(
             cache,
-            torch.tensor(list(slots), device=self.device),
-            cache.row_indices(slots, rows).to(self.device),
+            self._take(torch.tensor(list(slots))),
+            self._take(cache.row_indices(slots, rows)),
             length,
         )
         out = self._model(
-            input_ids=tokens,
+            input_ids=self._take(tokens),
             position_ids=positions,
-            attention_mask=self._masks(seen, lengths, positions),
+            attention_mask=self._masks(seen, starts, positions),
             past_key_values=view,
             use_cache=True,
             output_hidden_states=bool(taps),
@@ -139,12 +140,15 @@ class TransformersAdapter:
         states = tuple(out.hidden_states[t + 1] for t in taps) if taps else ()
         return ForwardOutput(out.logits if logits else None, states)
 
-    def _masks(self, seen: Tensor, lengths: Sequence[int], positions: Tensor) -> Any:
+    def _take(self, x: Tensor) -> Tensor:
+        return upload(x, self.device)
+
+    def _masks(self, seen: Tensor, starts: Tensor, positions: Tensor) -> Any:
         full = additive(seen, self.dtype)
         if self._window is None:
             return full
         size, mixed = self._window
-        near = seen & within(size, lengths, positions, seen.shape[-1])
+        near = seen & within(size, starts, positions, seen.shape[-1])
         windowed = additive(near, self.dtype)
         if not mixed:
             return windowed
@@ -179,14 +183,12 @@ class TransformersAdapter:
         try:
             cache = self.new_cache(2, 128)
             prefill(self, cache, 1, prefix[:-1])
-            block = torch.tensor([[prefix[-1], *branches]], device=self.device)
-            offsets = block_offsets([tree], 4).to(self.device) + len(prefix) - 1
-            mask = block_mask([tree], 4)
-            assert mask is not None
-            tried = [self._last(block, offsets, cache, mask.to(self.device))[0, [0, 2, 3]]]
+            block = torch.tensor([[prefix[-1], *branches]])
+            offsets = block_offsets([tree], 4) + len(prefix) - 1
+            tried = [self._last(block, offsets, cache, block_mask([tree], 4))[0, [0, 2, 3]]]
             cache.commit(1, (0, 3))
-            at = torch.tensor([[len(prefix) + 1]], device=self.device)
-            tried.append(self._last(torch.tensor([[after]], device=self.device), at, cache)[0])
+            at = torch.tensor([[len(prefix) + 1]])
+            tried.append(self._last(torch.tensor([[after]]), at, cache)[0])
         except Exception as error:
             raise UnsupportedModelError(
                 f"it does not run with an explicit mask and positions ({first_line(error)})"

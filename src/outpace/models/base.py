@@ -76,6 +76,9 @@ class LanguageModel(Protocol):
         The rows' keys and values are written behind the slot's length; nothing
         is committed.
 
+        Tokens, positions and mask may be on the host or on the device; a runner
+        takes them over without waiting for the device.
+
         Args:
             tokens: `[B, T]` int64. Rows behind a sequence's own end are padding.
             positions: `[B, T]` int64, absolute.
@@ -88,7 +91,18 @@ class LanguageModel(Protocol):
         ...
 
 
+def upload(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor on the device, without waiting for what the device is doing."""
+    if device.type != "cuda" or x.device.type != "cpu":
+        return x.to(device)
+    return x.pin_memory().to(device, non_blocking=True)
+
+
 PREFILL_CHUNK = 512
+"""Rows of a pass of prefill, at most."""
+
+PREFILL_WORK = 2**23
+"""Rows times positions of such a pass, at most: what masks and scores take memory for."""
 
 
 def prefill(
@@ -100,12 +114,15 @@ def prefill(
 ) -> tuple[Tensor, ...]:
     """Append tokens to a slot in chunks and commit them; tapped states `[1, T, H]`, if any."""
     parts: list[tuple[Tensor, ...]] = []
-    for start in range(0, len(tokens), PREFILL_CHUNK):
-        chunk = tokens[start : start + PREFILL_CHUNK]
+    start = 0
+    while start < len(tokens):
         base = cache.lengths[slot]
+        room = max(1, PREFILL_WORK // (base + PREFILL_CHUNK))
+        chunk = tokens[start : start + min(PREFILL_CHUNK, room)]
+        start += len(chunk)
         out = model.forward(
-            torch.tensor([chunk], device=model.device),
-            torch.arange(base, base + len(chunk), device=model.device).unsqueeze(0),
+            torch.tensor([chunk]),
+            torch.arange(base, base + len(chunk)).unsqueeze(0),
             cache,
             [slot],
             taps=taps,

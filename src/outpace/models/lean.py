@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UnsupportedModelError
-from .base import ForwardOutput
+from .base import ForwardOutput, upload
 from .cache import BLOCK, BUCKET, KVCache, SlotCache, extent, round_up
 from .checkpoint import Weights
 from .config import LeanConfig
@@ -56,7 +56,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class Group:
     """Rows of neighbouring sequences in neighbouring slots whose attention has one shape."""
 
     sequences: slice
@@ -136,17 +136,42 @@ class LeanDecoder:
         logits: bool = True,
     ) -> ForwardOutput:
         assert isinstance(cache, KVCache)
+        rows = tokens.shape[1]
+        cache.reserve(slots, rows)
+        tokens, positions = upload(tokens, self.device), upload(positions, self.device)
+        write = upload(cache.row_indices(slots, rows), self.device)
+        groups = self._groups(cache, slots, rows, positions, mask)
+        return self.run(
+            tokens, positions, self.angles(cache), cache, write, groups, taps=taps, logits=logits
+        )
+
+    def run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        angles: Tensor,
+        cache: KVCache,
+        write: Tensor,
+        groups: Sequence[Group],
+        *,
+        taps: Sequence[int] = (),
+        logits: bool = True,
+    ) -> ForwardOutput:
+        """A pass of which the device has everything: nothing is decided on the host.
+
+        Args:
+            angles: from `angles`.
+            write: `[B * T]` where the rows' keys and values go, as in `row_indices`.
+            groups: what the rows attend to; together they are all rows.
+        """
         c = self.config
         batch, rows = tokens.shape
-        cache.reserve(slots, rows)
-        write = cache.row_indices(slots, rows).to(self.device)
-        groups = self._groups(cache, slots, rows, positions, mask)
-        angles = self._rotations(positions, cache)
+        cos, sin = angles.index_select(0, positions.flatten()).unbind(1)  # [B * T, 1, D]
         h = F.embedding(tokens.flatten(), self._embedding)  # [B * T, H]
         states: dict[int, Tensor] = {}
         last = c.layers - 1
         for i, layer in enumerate(self._layers):
-            qkv = self._project(layer, layer.input_norm(h), angles if c.rotary[i] else None)
+            qkv = self._project(layer, layer.input_norm(h), (cos, sin) if c.rotary[i] else None)
             cache.write(i, write, qkv.narrow(1, c.heads, 2 * c.kv_heads))
             if i == last and not logits and last not in taps:
                 break  # its keys and values were all that was wanted
@@ -159,12 +184,11 @@ class LeanDecoder:
         scores = self._head(self._norm(h)).view(batch, rows, -1) if logits else None
         return ForwardOutput(scores, tuple(states[i] for i in taps))
 
-    def _rotations(self, positions: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
-        """Cosine and sine `[B * T, 1, D]`; the table grows with the cache."""
+    def angles(self, cache: KVCache) -> Tensor:
+        """Cosine and sine `[positions, 2, 1, D]` of all the cache may hold; the table grows."""
         if len(self._angles) < min(cache.capacity, self.context_length):
             self._angles = self._table(min(2 * cache.capacity, self.context_length))
-        cos, sin = self._angles.index_select(0, positions.flatten()).unbind(1)
-        return cos, sin
+        return self._angles
 
     def _project(self, layer: Layer, x: Tensor, angles: tuple[Tensor, Tensor] | None) -> Tensor:
         """Queries, keys (normed and rotated) and values `[B * T, heads + 2 * kv_heads, D]`."""
@@ -181,7 +205,7 @@ class LeanDecoder:
             kv.copy_(kv.nan_to_num())
         return qkv
 
-    def _attend(self, q: Tensor, groups: list[_Group], layer: int) -> Tensor:
+    def _attend(self, q: Tensor, groups: Sequence[Group], layer: int) -> Tensor:
         """Attention `[B, T * G, kv_heads, D]` of folded queries of that shape.
 
         A key-value head's query heads are rows beside each other, so keys and
@@ -196,7 +220,7 @@ class LeanDecoder:
             out[part] = self._attend_group(q[part], g, layer, window)
         return out
 
-    def _attend_group(self, q: Tensor, group: _Group, layer: int, window: int | None) -> Tensor:
+    def _attend_group(self, q: Tensor, group: Group, layer: int, window: int | None) -> Tensor:
         folded = q.shape[1]
         short = query_padding(folded, self.config.head_dim)
         if short:
@@ -213,7 +237,7 @@ class LeanDecoder:
         rows: int,
         positions: Tensor,
         mask: Tensor | None,
-    ) -> list[_Group]:
+    ) -> list[Group]:
         """Split the batch into runs of neighbouring slots whose rows read equally far, so that no
         key or value is copied and a row reads as much alone as among others."""
         spans = [_spans(cache.lengths[s], rows, mask is None) for s in slots]
@@ -226,10 +250,10 @@ class LeanDecoder:
                 picked = slice(start, end)
                 for some, length in spans[start]:
                     lengths = [cache.lengths[s] + some.start for s in slots[picked]]
-                    block = None if mask is None else mask[picked]
+                    block = None if mask is None else upload(mask[picked], self.device)
                     masks = self._masks(lengths, length, positions[picked, some], block)
                     read = cache.read(slots[start], slots[end - 1] + 1, length)
-                    groups.append(_Group(picked, some, read, masks))
+                    groups.append(Group(picked, some, read, masks))
                 start = end
         return groups
 
@@ -239,13 +263,22 @@ class LeanDecoder:
         """Per window, additive masks `[b, 1, T * G + padding, length]`; padding sees something."""
         rows = positions.shape[1]
         short = query_padding(rows * self._fold, self.config.head_dim)
-        windows = set(self.config.windows)
-        if block is None and windows == {None} and self._causal.serves(rows, length):
+        plain = block is None and set(self.config.windows) == {None}
+        if plain and self._causal.serves(rows, length):
             return {None: self._causal(lengths, rows, length, short)}
-        seen = visible(lengths, rows, length, block, self.device)
+        starts = upload(torch.tensor(lengths), self.device)
+        return self.masks(starts, positions, length, block)
+
+    def masks(
+        self, starts: Tensor, positions: Tensor, length: int, block: Tensor | None
+    ) -> dict[int | None, Tensor]:
+        """The same from committed lengths `[B]` that the device has."""
+        rows = positions.shape[1]
+        short = query_padding(rows * self._fold, self.config.head_dim)
+        seen = visible(starts, rows, length, block)
         masks = {}
-        for w in windows:
-            near = seen if w is None else seen & within(w, lengths, positions, length)
+        for w in set(self.config.windows):
+            near = seen if w is None else seen & within(w, starts, positions, length)
             mask = additive(near, self.dtype).repeat_interleave(self._fold, 2)
             masks[w] = F.pad(mask, (0, 0, 0, short))
         return masks

@@ -24,6 +24,7 @@ from .checkpoint import Weights, read_json
 from .compiled import CompiledDecoder
 from .compiler import load_library
 from .config import LeanConfig, context_length
+from .graphs import GraphedDecoder
 from .lean import EMBEDDING, HEAD, LeanDecoder, check_weights
 from .linear import multiplies_bf16
 from .quantize import Quantization, choose_quantization
@@ -36,7 +37,8 @@ Progress = Callable[[str, int, int], None]
 """Called with (what, done, total) while weights are read."""
 
 Compile = Literal["auto"] | bool
-"""Whether a pass is one call of compiled C++: `True`, `False`, or "auto", where it can be."""
+"""Whether a pass is one call of compiled C++, or a CUDA graph: `True`, `False`, or "auto", where it
+can be."""
 
 _DTYPES = {
     "float32": torch.float32,
@@ -253,10 +255,11 @@ def load_model(
     def load(name: str) -> torch.Tensor:
         return source.weights.load(name, kind, place)
 
-    kernels = _kernels(compile, place, progress)
-    if kernels is None:
-        return LeanDecoder(lean, load, advance, quantization)
-    return CompiledDecoder(lean, load, advance, quantization, kernels)
+    if kernels := _kernels(compile, place, progress):
+        return CompiledDecoder(lean, load, advance, quantization, kernels)
+    decoder = LeanDecoder(lean, load, advance, quantization)
+    graphs = place.type == "cuda" and compile is not False
+    return GraphedDecoder(decoder) if graphs else decoder
 
 
 def check_runner(
@@ -284,8 +287,8 @@ def check_compile(compile: Compile, device: torch.device) -> None:
     """
     if compile not in (True, False, "auto"):
         raise OptionError(f"compile must be True, False or 'auto', not {compile!r}")
-    if compile is True and device.type != "cpu":
-        raise OptionError(f"compile=True is for CPUs, not for {device}: leave it out")
+    if compile is True and device.type not in ("cpu", "cuda"):
+        raise OptionError(f"compile=True is for CPUs and CUDA, not for {device}: leave it out")
 
 
 def _kernels(compile: Compile, device: torch.device, progress: Progress) -> CDLL | None:

@@ -13,36 +13,38 @@ _COLUMNS = 8192
 """Positions for which masks are kept."""
 
 
-def visible(
-    lengths: Sequence[int], rows: int, length: int, block: Tensor | None, device: torch.device
-) -> Tensor:
+def visible(starts: Tensor, rows: int, length: int, block: Tensor | None) -> Tensor:
     """`[B, T, length]` bool: the committed positions, then the block's causal or tree part.
 
     Args:
-        lengths: committed positions of each slot; the block lies behind them.
+        starts: `[B]` int64, committed positions of each slot; the block lies behind them.
         block: `[B, T, T]` bool ancestor masks; None is causal.
     """
-    at = torch.arange(length, device=device)
-    base = torch.tensor(lengths, device=device).view(-1, 1, 1)
+    at = torch.arange(length, device=starts.device)
+    base = starts.view(-1, 1, 1)
     if block is None:
-        return at <= base + torch.arange(rows, device=device).view(1, -1, 1)
-    seen = (at < base).repeat(1, rows, 1)
-    for b, n in enumerate(lengths):
-        seen[b, :, n : n + rows] = block[b]
-    return seen
+        return at <= base + torch.arange(rows, device=starts.device).view(1, -1, 1)
+    row, inside = _block_rows(starts, rows, at)
+    seen = block.gather(2, row.unsqueeze(1).expand(-1, rows, -1))
+    return (at < base) | (seen & inside.unsqueeze(1))
 
 
-def within(window: int, lengths: Sequence[int], positions: Tensor, length: int) -> Tensor:
+def within(window: int, starts: Tensor, positions: Tensor, length: int) -> Tensor:
     """`[B, T, length]` bool: keys less than `window` positions before the row.
 
     A committed key's position is its index; a block key's is in `positions`
     `[B, T]` (in a tree several rows stand at one position).
     """
-    rows = positions.shape[1]
-    at = torch.arange(length, device=positions.device).repeat(len(lengths), 1)
-    for b, n in enumerate(lengths):
-        at[b, n : n + rows] = positions[b]
-    return positions.unsqueeze(2) - at.unsqueeze(1) < window
+    at = torch.arange(length, device=positions.device)
+    row, inside = _block_rows(starts, positions.shape[1], at)
+    key = torch.where(inside, positions.gather(1, row), at)
+    return positions.unsqueeze(2) - key.unsqueeze(1) < window
+
+
+def _block_rows(starts: Tensor, rows: int, at: Tensor) -> tuple[Tensor, Tensor]:
+    """The block's row at each index `[B, length]`, and whether there is one."""
+    row = at - starts.unsqueeze(1)
+    return row.clamp(0, rows - 1), (row >= 0) & (row < rows)
 
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,282 @@
+"""The lean decoder on CUDA: short passes recorded once as CUDA graphs, and replayed.
+
+A decoding step launches some ten kernels per layer, and launching them takes a
+GPU's host longer than running them. A graph is launched as one. It has fixed
+shapes and addresses, and so has every pass here: a block is padded to
+`ROWS` rows, the batch to a power of two of slots, and what attention reads to
+a bucket. Padding writes behind what is committed, where the next pass writes.
+
+Fixed shapes are what keeps a sequence's bits, too: plain and speculative
+decoding of one sequence replay the same graph, in which a row is computed
+alike wherever it stands. (A row reads as far as its own position says: where a
+block crosses the end of a bucket, two passes share it.) In a batch, shapes
+follow the longest sequence and the highest slot, so there a row's last bits
+may depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from ..errors import first_line
+from .base import ForwardOutput, Top, upload
+from .cache import KVCache, SlotCache, round_up
+from .lean import Group, LeanDecoder
+
+ROWS = 16
+"""Rows of a recorded block. Longer blocks, which are those of prefill, are not recorded."""
+
+_FIRST_BUCKET = 256
+
+Run = Callable[[], None]
+Record = Callable[[Run], Callable[[], object]]
+"""What reads and writes tensors that stay where they are, to what does it again."""
+
+
+class CudaRecorder:
+    """Records CUDA graphs. They share the memory of what is gone when a pass ends."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Run) -> Callable[[], object]:
+        aside: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        main = torch.cuda.current_stream()
+        aside.wait_stream(main)
+        with torch.cuda.stream(aside):  # once before: kernels allocate at first use
+            run()
+        main.wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            run()
+        return graph.replay
+
+
+def reach(end: int) -> int:
+    """How far rows read whose last is at position `end - 1`: a bucket of at most a quarter more."""
+    if end <= _FIRST_BUCKET:
+        return _FIRST_BUCKET
+    return round_up(end, 1 << ((end - 1).bit_length() - 3))
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What a recorded pass reads, `[B, ROWS]` and `[B]`; `block` `[B, ROWS, ROWS]`."""
+
+    tokens: Tensor
+    numbers: Tensor  # [B, ROWS + 1] positions, then the committed length
+    block: Tensor
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """The passes recorded over one cache, as long as its storage is this one."""
+
+    storage: list[Tensor]
+    inputs: dict[int, _Inputs] = field(default_factory=dict)  # by batch
+    branched: set[int] = field(default_factory=set)  # batches whose `block` is not causal now
+    outputs: dict[tuple[object, ...], ForwardOutput] = field(default_factory=dict)
+    replays: dict[tuple[object, ...], Callable[[], object]] = field(default_factory=dict)
+
+
+class GraphedDecoder:
+    """A lean decoder whose short passes are recorded. See `LanguageModel`.
+
+    Args:
+        record: how a pass is recorded; by default as a CUDA graph.
+    """
+
+    def __init__(self, decoder: LeanDecoder, record: Record | None = None) -> None:
+        self.decoder = decoder
+        self.vocab_size = decoder.vocab_size
+        self.context_length = decoder.context_length
+        self._record: Record | None = record or CudaRecorder()
+        self._recorded: WeakKeyDictionary[KVCache, _Recorded] = WeakKeyDictionary()
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.decoder.dtype
+
+    def new_cache(self, slots: int, max_len: int) -> KVCache:
+        return self.decoder.new_cache(slots, max_len)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: SlotCache,
+        slots: Sequence[int],
+        mask: Tensor | None = None,
+        taps: Sequence[int] = (),
+        logits: bool = True,
+    ) -> ForwardOutput:
+        assert isinstance(cache, KVCache)
+        out = None
+        if tokens.shape[1] <= ROWS:
+            starts = [cache.lengths[s] for s in slots]
+            how = cache, slots, mask, tuple(taps), logits
+            first = tokens.shape[1]
+            if mask is None and len(slots) == 1:  # what lies in another bucket reads farther
+                first = min(first, reach(starts[0] + 1) - starts[0])
+            out = self._replay(tokens[:, :first], positions[:, :first], starts, *how)
+            if out is not None and first < tokens.shape[1]:
+                behind = [n + first for n in starts]
+                rest = self._replay(tokens[:, first:], positions[:, first:], behind, *how)
+                out = rest and _each(lambda *x: torch.cat(x, 1), out, rest)
+        return out or self.decoder.forward(tokens, positions, cache, slots, mask, taps, logits)
+
+    def _replay(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        starts: Sequence[int],
+        cache: KVCache,
+        slots: Sequence[int],
+        mask: Tensor | None,
+        taps: tuple[int, ...],
+        logits: bool,
+    ) -> ForwardOutput | None:
+        """A short block behind `starts`, which may lie behind what is committed; None where
+        nothing can be recorded."""
+        rows = tokens.shape[1]
+        length = reach(max(starts) + rows)
+        batch = min(1 << max(slots).bit_length(), cache.slots)
+        longest = max(cache.lengths[:batch])
+        cache.reserve(range(batch), max(length, max(*starts, longest) + ROWS) - longest)
+        recorded = self._recorded.get(cache)
+        if recorded is None or recorded.storage is not cache.storage:
+            recorded = self._recorded[cache] = _Recorded(cache.storage)
+        if batch not in recorded.inputs:
+            recorded.inputs[batch] = self._inputs(batch)
+        inputs = recorded.inputs[batch]
+        self._feed(inputs, tokens, positions, starts, cache, slots)
+        if mask is not None or batch in recorded.branched:
+            block = _causal(batch)
+            if mask is not None:
+                block[list(slots), :rows, :rows] = mask.cpu()
+            inputs.block.copy_(upload(block, self.device))
+            (recorded.branched.discard if mask is None else recorded.branched.add)(batch)
+        wanted = batch, taps, logits
+        key = *wanted, length
+        if key not in recorded.replays:
+            run = self._pass(inputs, cache, batch, length, taps, logits)
+            outputs = recorded.outputs.setdefault(wanted, run())
+            if not self._try_to_record(recorded, key, lambda: _copy(run(), outputs)):
+                return None
+        recorded.replays[key]()
+        return _each(lambda x: torch.stack([x[s, :rows] for s in slots]), recorded.outputs[wanted])
+
+    def _try_to_record(self, recorded: _Recorded, key: tuple[object, ...], run: Run) -> bool:
+        if self._record is None:
+            return False
+        try:
+            recorded.replays[key] = self._record(run)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._record = None
+            warnings.warn(
+                f"running without CUDA graphs, which takes longer: {first_line(error)}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return key in recorded.replays
+
+    def _inputs(self, batch: int) -> _Inputs:
+        return _Inputs(
+            torch.zeros(batch, ROWS, dtype=torch.int64, device=self.device),
+            torch.zeros(batch, ROWS + 1, dtype=torch.int64, device=self.device),
+            upload(_causal(batch), self.device),
+        )
+
+    def _feed(
+        self,
+        inputs: _Inputs,
+        tokens: Tensor,
+        positions: Tensor,
+        starts: Sequence[int],
+        cache: KVCache,
+        slots: Sequence[int],
+    ) -> None:
+        """A block's own rows, then padding; slots that are not in the pass get padding alone."""
+        batch, rows = len(inputs.tokens), tokens.shape[1]
+        begin = [cache.lengths[s] for s in range(batch)]
+        for slot, start in zip(slots, starts, strict=True):
+            begin[slot] = start
+        numbers = torch.empty(batch, ROWS + 1, dtype=torch.int64)
+        numbers[:, ROWS] = torch.tensor(begin)
+        end = self.context_length - 1
+        numbers[:, :ROWS] = (numbers[:, ROWS:] + torch.arange(ROWS)).clamp_max(end)
+        numbers[list(slots), :rows] = positions.cpu()
+        inputs.numbers.copy_(upload(numbers, self.device))
+        tokens = upload(tokens, self.device)
+        if list(slots) == list(range(slots[0], slots[0] + len(slots))):
+            inputs.tokens[slots[0] : slots[0] + len(slots), :rows].copy_(tokens)
+            return
+        for row, slot in zip(tokens, slots, strict=True):
+            inputs.tokens[slot, :rows].copy_(row)
+
+    def _pass(
+        self,
+        inputs: _Inputs,
+        cache: KVCache,
+        batch: int,
+        length: int,
+        taps: tuple[int, ...],
+        logits: bool,
+    ) -> Callable[[], ForwardOutput]:
+        decoder, angles = self.decoder, self.decoder.angles(cache)
+        row = torch.arange(ROWS, device=self.device)
+        slot = torch.arange(batch, device=self.device).unsqueeze(1) * cache.capacity
+        read, everything = cache.read(0, batch, length), slice(None)
+
+        def run() -> ForwardOutput:
+            positions, starts = inputs.numbers[:, :ROWS], inputs.numbers[:, ROWS]
+            masks = decoder.masks(starts, positions, length, inputs.block)
+            out = decoder.run(
+                inputs.tokens,
+                positions,
+                angles,
+                cache,
+                (slot + starts.unsqueeze(1) + row).flatten(),
+                [Group(everything, everything, read, masks)],
+                taps=taps,
+                logits=logits,
+            )
+            return replace(out, top=None if out.logits is None else Top.of(out.logits))
+
+        return run
+
+
+def _causal(batch: int) -> Tensor:
+    return torch.ones(ROWS, ROWS, dtype=torch.bool).tril().repeat(batch, 1, 1)
+
+
+def _tensors(out: ForwardOutput) -> list[Tensor]:
+    top = () if out.top is None else (out.top.tokens, out.top.logprobs)
+    return [*top, *out.taps, *(() if out.logits is None else (out.logits,))]
+
+
+def _copy(source: ForwardOutput, target: ForwardOutput) -> None:
+    for new, held in zip(_tensors(source), _tensors(target), strict=True):
+        held.copy_(new)
+
+
+def _each(f: Callable[..., Tensor], *outs: ForwardOutput) -> ForwardOutput:
+    """A function of each tensor of outputs that have the same."""
+    made = [f(*tensors) for tensors in zip(*map(_tensors, outs), strict=True)]
+    logits = None if outs[0].logits is None else made.pop()
+    top = None if outs[0].top is None else Top(made.pop(0), made.pop(0))
+    return ForwardOutput(logits, tuple(made), top)

@@ -1,0 +1,87 @@
+"""Many requests, and long ones, through one engine: memory stays where it was."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+import pytest
+import torch
+
+from outpace import SamplingParams
+from outpace.drafters import ModelDrafter
+from outpace.engine import Engine
+from outpace.models import MarkovModel, base
+from outpace.models.base import prefill
+
+V = 8
+
+
+class Keeping(Engine):
+    """The control: remembers every request."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.kept = []
+
+    def submit(self, *args, **options):
+        self.kept.append(super().submit(*args, **options))
+        return self.kept[-1]
+
+
+def growth(kind, requests):
+    """Bytes and objects that the second half of so many requests left behind."""
+    target, draft = (MarkovModel.random(V, 1, seed) for seed in (0, 1))
+    engine = kind(target, ModelDrafter(draft, V), 4)
+
+    def run(first, last):
+        for seed in range(first, last):
+            params = SamplingParams(
+                temperature=float(seed % 2), seed=seed, max_new_tokens=2 + seed % 3
+            )
+            engine.submit([1, 2, 3], params)
+            while engine.free_slots <= seed % 8 and engine.busy:
+                engine.step()
+        while engine.busy:
+            engine.step()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0], len(gc.get_objects())
+
+    tracemalloc.start()
+    try:
+        before, after = run(0, requests // 2), run(requests // 2, requests)
+    finally:
+        tracemalloc.stop()
+    assert engine.stats.emitted == sum(2 + seed % 3 for seed in range(requests))
+    return after[0] - before[0], after[1] - before[1]
+
+
+def test_many_requests_leave_nothing_behind():
+    grown, objects = growth(Engine, 2_000)
+    assert grown < 20_000  # 20 bytes per request
+    assert objects < 100
+
+
+def test_what_is_left_behind_would_be_noticed():
+    grown, objects = growth(Keeping, 400)
+    assert grown > 200_000  # a kilobyte per request
+    assert objects > 1_000
+
+
+@pytest.mark.parametrize("long", [9_000, 20_000])
+def test_prefill_goes_in_chunks_of_bounded_work(long):
+    """Rows times positions, which masks and scores are made of, do not grow with the text."""
+    model, passes = MarkovModel.random(V, 1, 0, context_length=32_768), []
+
+    class Watched(MarkovModel):
+        def forward(self, tokens, positions, *args, **options):
+            passes.append((tokens.shape[1], int(positions.max()) + 1))
+            return super().forward(tokens, positions, *args, **options)
+
+    watched = Watched(model.table, 32_768)
+    cache = watched.new_cache(1, 32_768)
+    prefill(watched, cache, 0, torch.arange(long).remainder(V).tolist())
+    assert cache.lengths == [long]
+    assert sum(rows for rows, _ in passes) == long
+    assert max(rows for rows, _ in passes) == base.PREFILL_CHUNK
+    assert max(rows * end for rows, end in passes) <= base.PREFILL_WORK
