@@ -76,9 +76,10 @@ def watch(engine: Any) -> dict[str, list[float]]:
         time_calls(engine, f"_{verb}", verb)
     time_calls(engine.target, "forward", of_pass)
     if engine.drafter is not None:
-        time_calls(
-            engine.drafter.model, "forward", lambda tokens, *rest: "draft " + of_pass(tokens)
-        )
+        model = engine.drafter.model
+        time_calls(model, "forward", lambda tokens, *rest: "draft " + of_pass(tokens))
+        if hasattr(model, "rollout"):
+            time_calls(model, "rollout", "draft rollout")
     return spent
 
 

@@ -10,7 +10,7 @@ import outpace
 ROOT = Path(outpace.__file__).parent
 LAYERS = [
     {"errors"},
-    {"types"},
+    {"types", "kernels"},
     {"sampling", "trees"},
     {"models"},
     {"drafters", "verifiers"},

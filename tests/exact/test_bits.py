@@ -18,9 +18,9 @@ from outpace import SamplingParams
 from outpace.drafters import ModelDrafter
 from outpace.engine import Engine, Stats
 from outpace.errors import CompilerError
+from outpace.kernels import SOURCES, load_library
 from outpace.models import inspect_checkpoint, lean, load_model
 from outpace.models.compiled import CompiledDecoder
-from outpace.models.compiler import SOURCES, load_library
 from outpace.models.linear import multiplies_bf16
 from outpace.verifiers import MatchVerifier, TokenVerifier
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outpace.models import LanguageModel, SlotCache
-from outpace.trees import ancestor_mask, block_offsets
+from outpace.trees import ancestor_mask, block_positions, chain
 from outpace.types import Tree
 
 
@@ -46,11 +46,9 @@ def feed(
 
     With a tree, `ids` are the root and then the nodes.
     """
-    offsets = torch.arange(len(ids))[None] if tree is None else block_offsets([tree], len(ids))
+    positions = block_positions([cache.lengths[slot]], [tree or chain(len(ids) - 1)], len(ids))
     mask = None if tree is None else ancestor_mask(tree, len(ids))[None]
-    logits = model.forward(
-        torch.tensor([list(ids)]), cache.lengths[slot] + offsets, cache, [slot], mask
-    ).logits
+    logits = model.forward(torch.tensor([list(ids)]), positions, cache, [slot], mask).logits
     assert logits is not None
     return logits[0]
 

@@ -12,19 +12,32 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from running import alone, append, feed, in_blocks, keep, path_to, plain, text, together
+from running import (
+    alone,
+    append,
+    feed,
+    greedy,
+    in_blocks,
+    keep,
+    path_to,
+    plain,
+    text,
+    together,
+)
 from safetensors.torch import load_file, save_file
 
 import outpace
 from checkpoints import LEAN
+from outpace.drafters import Commit, Context, ModelDrafter
 from outpace.errors import CompilerError, OptionError
-from outpace.models import compiler, inspect_checkpoint, load_model, prefill
+from outpace.kernels import SOURCES, compiler, load_library
+from outpace.models import inspect_checkpoint, load_model, prefill
 from outpace.models.compiled import CompiledDecoder, blocks, by_turns, narrowest, paired_blocks
-from outpace.models.compiler import SOURCES, load_library
 from outpace.models.lean import LeanDecoder
 from outpace.models.loading import choose_dtype
 from outpace.models.quantize import QUANTIZATIONS, Quantized, choose_quantization
-from outpace.types import Tree
+from outpace.sampling import Warp
+from outpace.types import Rows, SamplingParams, Tree
 
 try:
     VECTORS = load_library().outpace_width()
@@ -294,12 +307,15 @@ def empty_cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+ANSWER = 'extern "C" __attribute__((visibility("default"))) int answer() {{ return {}; }}'
+
+
 @pytest.fixture
 def small_sources(tmp_path):
     """Kernels that compile at once."""
     folder = tmp_path / "kernels"
     folder.mkdir()
-    (folder / "step.cpp").write_text('extern "C" int answer() { return 42; }')
+    (folder / "step.cpp").write_text(ANSWER.format(42))
     return folder
 
 
@@ -309,7 +325,7 @@ def test_compiled_once_and_kept(empty_cache, small_sources):
         library = load_library(small_sources, lambda: waited.append(1))
         assert library.answer() == 42
     assert waited == [1]
-    (small_sources / "step.cpp").write_text('extern "C" int answer() { return 43; }')
+    (small_sources / "step.cpp").write_text(ANSWER.format(43))
     assert load_library(small_sources, lambda: waited.append(2)).answer() == 43
     assert waited == [1, 2]
     assert len(list(empty_cache.glob("*.so"))) == 2
@@ -375,3 +391,81 @@ def test_what_cannot_be_compiled_or_quantised(checkpoint):
 def test_a_wrong_choice_is_named_before_anything_is_looked_up():
     with pytest.raises(OptionError, match="compile must be True, False or 'auto', not 'yes'"):
         outpace.load("/no/such/folder", compile="yes")
+
+
+# --- several steps in one call --------------------------------------------------------------
+
+
+class StepByStep:
+    """The same model, asked for one pass at a time."""
+
+    def __init__(self, model):
+        self.forward, self.new_cache = model.forward, model.new_cache
+        self.vocab_size, self.context_length = model.vocab_size, model.context_length
+        self.device, self.dtype = model.device, model.dtype
+
+
+def draft_with(model, library, temperatures, texts, budgets, cut=()):
+    """A draft, what the cache then holds, and a second draft behind what was kept of it."""
+    drafter = ModelDrafter(model, model.vocab_size)
+    drafter.start(4, 128)
+    slots = [3, 0, 2][: len(texts)]
+    params = [SamplingParams(temperature=t, max_new_tokens=9) for t in temperatures]
+    warp = Warp(params, model.vocab_size, torch.device("cpu"), library)
+    noise = torch.rand(len(texts), 5, generator=torch.Generator().manual_seed(1)).double()
+    for slot, ids in zip(slots, texts, strict=True):
+        drafter.open(Context(slot, ids))
+    made = []
+    for _ in range(2):
+        contexts = [Context(s, ids) for s, ids in zip(slots, texts, strict=True)]
+        draft = drafter.draft(contexts, budgets, warp, noise)
+        made.append((draft, [drafter._cache.lengths[s] for s in slots]))
+        kept = [min(b, c) for b, c in zip(budgets, cut, strict=True)]
+        texts = [[*ids, *draft.tokens[i, : kept[i]].tolist(), 7] for i, ids in enumerate(texts)]
+        drafter.observe([Commit(s, range(k)) for s, k in zip(slots, kept, strict=True)])
+    return made
+
+
+@pytest.mark.parametrize("temperatures", [(0.0,), (0.8,), (0.0, 0.9, 1.0), (0.0, 0.0, 0.0)])
+@pytest.mark.parametrize("budgets", [(5, 5, 5), (1, 5, 3), (2, 1, 1)])
+def test_a_rollout_is_its_steps(saved, temperatures, budgets):
+    """After full acceptance the cache lacks a token: then the first pass has two rows."""
+    model = saved("llama-tied-gqa").load()
+    texts = [text(20), text(60, seed=1), text(33, seed=2)][: len(temperatures)]
+    given = model.library, temperatures, texts, budgets[: len(texts)], (5, 2, 0)[: len(texts)]
+    rolled, stepped = draft_with(model, *given), draft_with(StepByStep(model), *given)
+    for (a, held), (b, also_held) in zip(rolled, stepped, strict=True):
+        assert held == also_held
+        for i, tree in enumerate(a.trees):
+            assert torch.equal(a.tokens[i, : len(tree)], b.tokens[i, : len(tree)])
+        assert type(a.law) is type(b.law)
+        if isinstance(a.law, Rows):
+            for i, tree in enumerate(a.trees):
+                assert torch.equal(a.law.q[i, : len(tree)], b.law.q[i, : len(tree)])
+
+
+def test_a_rollout_is_used_and_can_differ(saved, monkeypatch):
+    """The control: with other noise the steps draw other tokens."""
+    model = saved("llama-tied-gqa").load()
+    calls, rollout = [], type(model).rollout
+
+    def shifted(self, *args):
+        calls.append(args)
+        return rollout(self, *args[:-1], args[-1].flip(1))
+
+    monkeypatch.setattr(type(model), "rollout", shifted)
+    given = model.library, (1.0,), [text(20)], (5,), (5,)
+    rolled, stepped = draft_with(model, *given), draft_with(StepByStep(model), *given)
+    assert len(calls) == 2
+    assert not torch.equal(rolled[0][0].tokens, stepped[0][0].tokens)
+
+
+def test_filters_are_drawn_through_step_by_step(saved):
+    model = saved("llama-tied-gqa").load()
+    drafter = ModelDrafter(model, model.vocab_size)
+    drafter.start(1, 128)
+    drafter.open(Context(0, text(9)))
+    params = SamplingParams(temperature=1.0, top_k=1)
+    warp = Warp([params], model.vocab_size, torch.device("cpu"), model.library)
+    draft = drafter.draft([Context(0, text(9))], [4], warp, torch.rand(1, 4).double())
+    assert draft.tokens[0].tolist() == greedy(model, text(9), 4)

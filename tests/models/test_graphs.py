@@ -18,7 +18,7 @@ from outpace.drafters import ModelDrafter
 from outpace.models import base, graphs, prefill
 from outpace.models.graphs import ROWS, GraphedDecoder, reach
 from outpace.models.lean import LeanDecoder
-from outpace.trees import block_mask, block_offsets
+from outpace.trees import block_mask, block_positions
 from outpace.types import Tree
 
 NAMES = ["llama-tied-gqa", "mistral-window", "qwen2-window", "qwen3", "smollm3"]
@@ -155,7 +155,7 @@ def test_a_batch_of_trees_and_chains(graphed):
         own = model.decoder.new_cache(1, 512)
         append(model.decoder, own, 0, text(n))
         expected.append(feed(model.decoder, own, 0, ids, tree))
-    positions = torch.tensor([[70], [40]]) + block_offsets(shapes, 5)
+    positions = block_positions([70, 40], shapes, 5)
     out = model.forward(torch.tensor(blocks), positions, cache, [0, 2], block_mask(shapes, 5))
     for b, tree in enumerate(shapes):
         rows = len(tree) + 1

@@ -31,13 +31,13 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints import LEAN
 from outpace.errors import CompilerError
+from outpace.kernels import load_library
 from outpace.models import inspect_checkpoint, linear, load_model, prefill
 from outpace.models import lean as lean_module
 from outpace.models.compiled import CompiledDecoder
-from outpace.models.compiler import load_library
 from outpace.models.lean import LeanDecoder
 from outpace.models.linear import multiplies_bf16
-from outpace.trees import block_mask, block_offsets
+from outpace.trees import block_mask, block_positions
 from outpace.types import Tree
 
 BLOCKS = (17, 1, 5, 4, 1, 12)
@@ -461,6 +461,6 @@ def test_trees_beside_each_other_do_not_mix(saved):
     for slot, n, tree, ids in zip((0, 2), lengths, shapes, blocks, strict=True):
         append(model, cache, slot, text(n))
         expected.append(feed(model, cache, slot, ids, tree))
-    positions = torch.tensor(lengths)[:, None] + block_offsets(shapes, 5)
+    positions = block_positions(lengths, shapes, 5)
     out = model.forward(torch.tensor(blocks), positions, cache, [0, 2], block_mask(shapes, 5))
     assert torch.equal(out.logits, torch.stack(expected))

@@ -16,7 +16,7 @@ from running import append, feed, keep, path_to
 
 from outpace import OptionError
 from outpace.models import MarkovModel, prefill
-from outpace.trees import block_mask, block_offsets
+from outpace.trees import block_mask, block_positions
 from outpace.types import Tree
 
 V = 4
@@ -86,7 +86,7 @@ def test_sequences_side_by_side_follow_the_table(order, batch):
     trees = [tree for _, _, tree in batch]
     logits = model.forward(
         torch.tensor([block + [0] * (rows - len(block)) for _, block, _ in batch]),
-        block_offsets(trees, rows),
+        block_positions([0] * len(batch), trees, rows),
         cache,
         slots,
         block_mask(trees, rows),

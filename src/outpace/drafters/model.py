@@ -10,13 +10,13 @@ is in sync after every outcome.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..models.base import ForwardOutput, LanguageModel, Top, prefill, upload
+from ..models.base import ForwardOutput, LanguageModel, RollsOut, Top, prefill, upload
 from ..models.cache import SlotCache
 from ..sampling import Warp, argmax, categorical, law_device
 from ..trees import chain
@@ -43,6 +43,7 @@ class ModelDrafter:
         self.name = name
         self.taps: tuple[int, ...] = ()
         self._vocab_size = vocab_size
+        self._rolls_out = isinstance(model, RollsOut) and model.vocab_size == vocab_size
         self._cache: SlotCache
         self._drafted: dict[int, int] = {}  # slot -> drafted tokens its cache holds
 
@@ -97,11 +98,20 @@ class ModelDrafter:
     ) -> tuple[Tensor, Law]:
         """Draft tokens `[B, N]` and their law for sequences with budgets >= 1."""
         slots = [c.slot for c in contexts]
+        for slot, budget in zip(slots, budgets, strict=True):
+            self._drafted[slot] = budget - 1
+        missing, block, positions = self._missing(contexts)
+        if self._rolls_out and (warp.all_greedy or warp.only_temperature):
+            ends = [len(m) - 1 for m in missing]
+            heat = None if warp.all_greedy else warp.temperatures
+            rollout = cast(RollsOut, self.model).rollout
+            drawn, law = rollout(block, positions, self._cache, slots, ends, budgets, heat, noise)
+            return drawn, PointMass() if law is None else Rows(law)
         tokens: list[Tensor] = []
         rows: list[Tensor] = []
         for step in range(max(budgets)):
             if step == 0:
-                out = self._catch_up(contexts)
+                out = self._catch_up(missing, block, positions, slots)
             else:
                 out = self._step(tokens[-1], slots, budgets, step)
             if warp.all_greedy:
@@ -110,28 +120,35 @@ class ModelDrafter:
                 assert noise is not None
                 rows.append(warp(self._logits(out)))  # [B, 1, V]
                 tokens.append(categorical(rows[-1], noise[:, step : step + 1]))
-        for slot, budget in zip(slots, budgets, strict=True):
-            self._drafted[slot] = budget - 1
         return torch.cat(tokens, 1), Rows(torch.cat(rows, 1)) if rows else PointMass()
 
-    def _catch_up(self, contexts: Sequence[Context]) -> ForwardOutput:
-        """Feed what each cache lacks of its context; scores `[B, 1, ..]` after the last token."""
-        lengths = self._cache.lengths
+    def _missing(self, contexts: Sequence[Context]) -> tuple[list[list[int]], Tensor, Tensor]:
+        """What each cache lacks of its context, and as a block: tokens and positions `[B, T]`."""
+        lengths, end = self._cache.lengths, self.model.context_length - 1
         missing = [self._known(c.tokens[lengths[c.slot] :]) for c in contexts]
-        width, end = max(map(len, missing)), self.model.context_length - 1
+        width = max(map(len, missing))
         padded = [m + [0] * (width - len(m)) for m in missing]
         positions = [[min(lengths[c.slot] + i, end) for i in range(width)] for c in contexts]
-        slots = [c.slot for c in contexts]
-        out = self._forward(torch.tensor(padded), torch.tensor(positions), slots)
+        return missing, torch.tensor(padded), torch.tensor(positions)
+
+    def _catch_up(
+        self,
+        missing: Sequence[Sequence[int]],
+        block: Tensor,
+        positions: Tensor,
+        slots: Sequence[int],
+    ) -> ForwardOutput:
+        """Feed it; scores `[B, 1, ..]` after the last token of each."""
+        out = self._forward(block, positions, slots)
         for slot, m in zip(slots, missing, strict=True):
             self._cache.commit(slot, range(len(m)))
-        if width == 1:
+        if block.shape[1] == 1:
             return out
         assert out.logits is not None
-        end_rows = torch.tensor([len(m) - 1 for m in missing])
+        ends = torch.tensor([len(m) - 1 for m in missing])
 
         def last(scores: Tensor) -> Tensor:
-            at = upload(end_rows, scores.device).view(-1, 1, *[1] * (scores.dim() - 2))
+            at = upload(ends, scores.device).view(-1, 1, *[1] * (scores.dim() - 2))
             return scores.gather(1, at.expand(-1, 1, *scores.shape[2:]))
 
         top = out.top and Top(last(out.top.tokens), last(out.top.logprobs))

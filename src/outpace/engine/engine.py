@@ -7,6 +7,7 @@ import secrets
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from ..models.base import ForwardOutput, LanguageModel, Top, prefill, upload
 from ..models.tokenizer import Detokenizer, NullDetokenizer
 from ..sampling import Stream, Warp, law_device
 from ..sampling.noise import F64
-from ..trees import block_mask, block_offsets, chain
+from ..trees import block_mask, block_positions, chain
 from ..types import Draft, PointMass, Provenance, SamplingParams, Tree
 from ..verifiers import Noise, TokenVerifier, Verdict, Verifier, follow
 from .checks import check_compatible, check_k, check_max_batch, check_max_len, check_request
@@ -187,24 +188,27 @@ class Engine:
         draft = self.drafter.draft([_context(r) for r in running], budgets, warp, noise)
         assert isinstance(draft.law, self.drafter.laws)
         assert self.drafter.proposes_trees or all(t.is_chain for t in draft.trees)
-        return replace(draft, tokens=draft.tokens.to(self._law_device))
+        if draft.tokens.device != self._law_device:
+            draft = replace(draft, tokens=draft.tokens.to(self._law_device))
+        return draft
 
     def _score(self, running: list[Request], draft: Draft) -> ForwardOutput:
         device = self.target.device
-        last = upload(torch.tensor([[r.tokens[-1]] for r in running]), device)
         rows = draft.tokens.shape[1] + 1
-        base = torch.tensor([[len(r.tokens) - 1] for r in running])
-        positions = (base + block_offsets(draft.trees, rows)).clamp_max_(self.max_len - 1)
+        last = upload(torch.tensor([r.tokens[-1:] for r in running]), device)
+        starts = [len(r.tokens) - 1 for r in running]
         out = self.target.forward(
             torch.cat([last, upload(draft.tokens, device)], 1),
-            positions,
+            block_positions(starts, draft.trees, rows, self.max_len - 1),
             self._cache,
             [_slot(r) for r in running],
             mask=block_mask(draft.trees, rows),
             taps=self._taps,
         )
         assert out.logits is not None
-        return replace(out, logits=out.logits.to(self._law_device))
+        if out.logits.device != self._law_device:
+            out = replace(out, logits=out.logits.to(self._law_device))
+        return out
 
     def _verify(
         self, running: list[Request], draft: Draft, scores: ForwardOutput
@@ -220,7 +224,7 @@ class Engine:
             emissions = _follow(draft, scores.top or Top.of(scores.logits))
         else:
             verdict = self._judge(running, draft, warp, scores.logits)
-            emissions = _emissions(draft, scores.logits, verdict)
+            emissions = _emissions(draft, scores, verdict)
         if any(math.isnan(x) for e in emissions for x in e.logprobs):
             raise NumericsError(
                 "the target's logits are not numbers: run it in float32 (or bfloat16 instead of "
@@ -310,47 +314,82 @@ class Engine:
     def _warp_of(self, running: list[Request]) -> Warp:
         if self._warp is None:
             params = [r.params for r in running]
-            self._warp = Warp(params, self.target.vocab_size, self._law_device)
+            library = getattr(self.target, "library", None)
+            self._warp = Warp(params, self.target.vocab_size, self._law_device, library)
         return self._warp
 
     def _noise(self, rows: list[F64]) -> Tensor:
-        return upload(torch.from_numpy(np.stack(rows)), self._law_device)
+        stacked = rows[0][None] if len(rows) == 1 else np.stack(rows)
+        return upload(torch.from_numpy(stacked), self._law_device)
 
 
 def _follow(draft: Draft, top: Top) -> list[Emission]:
     """The target's likeliest tokens, as far as they were drafted and one more."""
-    drafted = draft.tokens.to(top.tokens.device)
-    packed = torch.cat([top.tokens.double(), top.logprobs.double(), drafted.double()], 1).tolist()
-    rows = top.tokens.shape[1]
+    best, logprobs, drafted = _to_host(top.tokens, top.logprobs, draft.tokens)
     out = []
-    for values, tree in zip(packed, draft.trees, strict=True):
-        best, logprobs = [int(x) for x in values[:rows]], values[rows : 2 * rows]
-        path = follow(best, values[2 * rows :], tree)
+    for b, tree in enumerate(draft.trees):
+        path = follow(best[b], drafted[b], tree)
         before = [0, *(node + 1 for node in path)]  # the row that scored each token
-        out.append(Emission(path, [best[i] for i in before], [logprobs[i] for i in before]))
+        tokens = [int(best[b][i]) for i in before]
+        out.append(Emission(path, tokens, [logprobs[b][i] for i in before]))
     return out
 
 
-def _emissions(draft: Draft, logits: Tensor, verdict: Verdict) -> list[Emission]:
-    """The same from a verdict `[B, ...]`."""
-    batch, depths = verdict.path.shape
-    rows = torch.arange(batch, device=logits.device).unsqueeze(1)
-    root = torch.zeros(batch, 1, dtype=torch.int64, device=logits.device)
-    before = torch.cat([root, verdict.path + 1], 1)  # [B, D + 1] the row that scored each token
-    ids = torch.cat([draft.tokens.gather(1, verdict.path.clamp_min(0)), root], 1)
+def _emissions(draft: Draft, scores: ForwardOutput, verdict: Verdict) -> list[Emission]:
+    """The same from a verdict `[B, ...]`.
+
+    A token's log-probability is its logit's distance to the likeliest's, and that one's own.
+    """
+    logits, path = scores.logits, verdict.path
+    assert logits is not None
+    top = scores.top or Top.of(logits)
+    if logits.device.type == "cpu":
+        return _emissions_on_host(draft, logits, top, verdict)
+    root = path.new_zeros(len(path), 1)
+    before = torch.cat([root, path + 1], 1)  # [B, D + 1] the row that scored each token
+    ids = torch.cat([draft.tokens.gather(1, path.clamp_min(0)), root], 1)
     ids.scatter_(1, verdict.accepted.unsqueeze(1), verdict.token.unsqueeze(1))
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    logprobs = logits.log_softmax(-1)[rows, before, ids]  # [B, D + 1]
-    packed = torch.cat(
-        [verdict.accepted.unsqueeze(1).double(), verdict.path.double(), ids.double(), logprobs], 1
-    ).tolist()
+    sequence = torch.arange(len(path), device=path.device).unsqueeze(1)
+    best = logits[sequence, before, top.tokens.gather(1, before)]
+    logprobs = logits[sequence, before, ids] - best + top.logprobs.gather(1, before)
     out = []
-    for row in packed:
-        n = int(row[0])
-        path = [int(x) for x in row[1 : 1 + n]]
-        tokens = [int(x) for x in row[1 + depths : 2 + depths + n]]
-        out.append(Emission(path, tokens, row[2 + 2 * depths : 3 + 2 * depths + n]))
+    packed = _to_host(verdict.accepted.unsqueeze(1), path, ids, logprobs)
+    for (accepted, *_), nodes, tokens, values in zip(*packed, strict=True):
+        n = int(accepted)
+        emitted = [int(x) for x in tokens[: n + 1]]
+        out.append(Emission([int(x) for x in nodes[:n]], emitted, values[: n + 1]))
     return out
+
+
+def _emissions_on_host(draft: Draft, logits: Tensor, top: Top, verdict: Verdict) -> list[Emission]:
+    """Where a tensor's elements are at hand: a dozen operators would take longer than the rest."""
+    drafted, best, highest = draft.tokens.tolist(), top.tokens.tolist(), top.logprobs.tolist()
+    paths, counts, ends = verdict.path.tolist(), verdict.accepted.tolist(), verdict.token.tolist()
+    exact = logits.dtype in (torch.float32, torch.float64)
+    values = (logits if exact else logits.float()).numpy()
+    out = []
+    for b, n in enumerate(counts):
+        path = paths[b][:n]
+        tokens = [*(drafted[b][node] for node in path), ends[b]]
+        logprobs = [
+            float(values[b, row, token] - values[b, row, best[b][row]]) + highest[b][row]
+            for row, token in zip([0, *(node + 1 for node in path)], tokens, strict=True)
+        ]
+        out.append(Emission(path, tokens, logprobs))
+    return out
+
+
+def _to_host(*tensors: Tensor) -> list[list[list[Any]]]:
+    """Tensors `[B, ..]` as lists, all at once."""
+    if all(t.device.type == "cpu" for t in tensors):
+        return [t.tolist() for t in tensors]
+    device = tensors[0].device
+    packed = torch.cat([t.to(device).double() for t in tensors], 1).tolist()
+    widths = [t.shape[1] for t in tensors]
+    ends = [sum(widths[: i + 1]) for i in range(len(widths))]
+    return [
+        [row[end - width : end] for row in packed] for width, end in zip(widths, ends, strict=True)
+    ]
 
 
 def _last_provenance(tree: Tree, path: list[int]) -> Provenance:

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import Cache
 
 from ..errors import UnsupportedModelError, first_line
-from ..trees import block_mask, block_offsets
+from ..trees import block_mask, block_positions
 from ..types import Tree
 from .base import ForwardOutput, prefill, upload
 from .cache import SlotCache, extent
@@ -184,8 +184,8 @@ class TransformersAdapter:
             cache = self.new_cache(2, 128)
             prefill(self, cache, 1, prefix[:-1])
             block = torch.tensor([[prefix[-1], *branches]])
-            offsets = block_offsets([tree], 4) + len(prefix) - 1
-            tried = [self._last(block, offsets, cache, block_mask([tree], 4))[0, [0, 2, 3]]]
+            positions = block_positions([len(prefix) - 1], [tree], 4)
+            tried = [self._last(block, positions, cache, block_mask([tree], 4))[0, [0, 2, 3]]]
             cache.commit(1, (0, 3))
             at = torch.tensor([[len(prefix) + 1]])
             tried.append(self._last(torch.tensor([[after]]), at, cache)[0])

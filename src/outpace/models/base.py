@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -87,6 +87,40 @@ class LanguageModel(Protocol):
             taps: layers whose output (before any final norm) is wanted, in this
                 order; 0 is the first layer.
             logits: False skips the head (prefill).
+        """
+        ...
+
+
+@runtime_checkable
+class RollsOut(Protocol):
+    """A model that generates several tokens in one call, on the CPU."""
+
+    def rollout(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: SlotCache,
+        slots: Sequence[int],
+        ends: Sequence[int],
+        budgets: Sequence[int],
+        temperatures: Tensor | None = None,
+        noise: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """A pass over a block, and further ones over what each sequence draws.
+
+        As many tokens are drawn as the largest budget; a sequence past its own
+        runs along. Rows up to its end and its drawn tokens, all within its
+        budget but the last, are committed.
+
+        Args:
+            tokens, positions: `[B, T]` int64, as in `forward`.
+            ends: the row of each sequence that draws first; what lies behind it is padding.
+            budgets: tokens to draw for each sequence, at least 1.
+            temperatures: `[B]` float32, 0 for the likeliest token; None where all are 0.
+            noise: `[B, >= N]` float64 uniforms, one per token.
+
+        Returns:
+            Tokens `[B, N]`, and the law `[B, N, V]` that each was drawn from, if any.
         """
         ...
 

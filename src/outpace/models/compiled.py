@@ -1,7 +1,7 @@
 """The compiled decoder: a whole forward pass of the Llama family in one call of C++.
 
 A decoding step is short: what it costs beyond reading the weights is the time
-between kernels. `kernels/` has the pass as one function, without any. Weights
+between kernels. `kernels/cpp/` has the pass as one function, without any. Weights
 are kept in the narrowest format that holds them exactly, or quantised; all
 arithmetic is fp32, so the dtype decides about weights and cache alone.
 
@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..kernels import load_library
 from .base import ForwardOutput, Top
 from .cache import HeadCache, SlotCache, round_up
-from .compiler import load_library
 from .config import LeanConfig
 from .lean import EMBEDDING, HEAD
 from .quantize import Quantization, Quantized
@@ -85,6 +86,16 @@ class _Pass(ctypes.Structure):
     )
 
 
+class _Rollout(ctypes.Structure):
+    _fields_ = (
+        *_fields(_Address, "first"),
+        *_fields(_Number, "steps"),
+        *_fields(_Address, "ends budgets"),
+        *_fields(_Number, "end"),
+        *_fields(_Address, "temperatures noise drawn p tokens positions lengths"),
+    )
+
+
 class CompiledDecoder:
     """A Llama-family decoder over a slot cache, on a CPU. See `LanguageModel`."""
 
@@ -108,10 +119,10 @@ class CompiledDecoder:
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
         self.device = torch.device("cpu")
-        self._library = library or load_library()
+        self.library = library or load_library()
         self._quantised = quantization is not None
-        self._width = int(self._library.outpace_width())
-        self._group = int(self._library.outpace_group())
+        self._width = int(self.library.outpace_width())
+        self._group = int(self.library.outpace_group())
         self._kept: list[Tensor] = []  # what the structures point to
         embedding = load(EMBEDDING)
         self.dtype = embedding.dtype
@@ -140,7 +151,11 @@ class CompiledDecoder:
         self._rope = inverse_frequencies(config.rope, config.head_dim, config.context_length)
         self._angles = self._table(min(config.context_length, 4096))
         self._scratch = torch.empty(0)
+        self._spare = torch.empty(0), Top(torch.empty(0), torch.empty(0))  # of a rollout
         self._pass = _Pass()
+        self._model_at, self._pass_at = ctypes.byref(self._model), ctypes.byref(self._pass)
+        self._count = config.layers
+        self._each_layer = _Address * config.layers
         self._room = (0, 0, 0, 0)
 
     @property
@@ -220,17 +235,74 @@ class CompiledDecoder:
         taps: Sequence[int] = (),
         logits: bool = True,
     ) -> ForwardOutput:
-        assert isinstance(cache, HeadCache)
-        c, p = self.config, self._pass
         batch, rows = tokens.shape
-        cache.reserve(slots, rows)
-        lengths = [cache.lengths[s] for s in slots]
+        out = torch.empty(batch, rows, self.vocab_size) if logits else None
+        p, held = self._prepare(tokens, positions, cache, slots, rows)
+        if mask is not None:
+            held += _paths(mask)
+            p.paths, p.depths = held[-2].data_ptr(), held[-1].data_ptr()
+        states = {i: torch.empty(batch, rows, self.config.hidden_size) for i in taps}
+        if states:
+            where = (states[i].data_ptr() if i in states else None for i in range(self._count))
+            held.append(self._each_layer(*where))
+            p.taps = ctypes.addressof(held[-1])
+        top = None if out is None else self._score_into(p, out)
+        last = self._count - 1  # without logits its keys and values are all that is wanted of it
+        p.last = self._count if logits or last in states else last
+        self.library.outpace_forward(self._model_at, self._pass_at, torch.get_num_threads())
+        return ForwardOutput(out, tuple(states[i] for i in taps), top)
+
+    def rollout(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: SlotCache,
+        slots: Sequence[int],
+        ends: Sequence[int],
+        budgets: Sequence[int],
+        temperatures: Tensor | None = None,
+        noise: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        batch, rows = tokens.shape
+        steps = max(budgets)
+        p, held = self._prepare(tokens, positions, cache, slots, rows + steps)
+        if len(self._spare[0]) < batch * rows:
+            logits = torch.empty(batch * rows, 1, self.vocab_size)
+            self._spare = logits, self._score_into(p, logits)
+        _point(p, *self._spare)
+        p.last = self._count
+        o = _Rollout(ctypes.addressof(p), steps, end=self.context_length - 1)
+        integers = _integers(batch)
+        held += [integers(*ends), integers(*budgets), *(integers() for _ in range(3))]
+        o.ends, o.budgets, o.tokens, o.positions, o.lengths = map(ctypes.addressof, held[-5:])
+        drawn, law = torch.empty(batch, steps, dtype=torch.int64), None
+        o.drawn = drawn.data_ptr()
+        if temperatures is not None:
+            assert noise is not None
+            law, noise = torch.empty(batch, steps, self.vocab_size), noise[:, :steps].contiguous()
+            o.temperatures, o.noise, o.p = (x.data_ptr() for x in (temperatures, noise, law))
         threads = torch.get_num_threads()
-        self._make_room(batch * rows, max(lengths) + rows, cache.capacity, threads)
-        out = torch.empty(batch, rows, c.vocab_size) if logits else None
-        states = {i: torch.empty(batch, rows, c.hidden_size) for i in taps}
-        integers, addresses = _Number * batch, _Address * c.layers
-        held: list[Any] = [  # while the call lasts
+        self.library.outpace_rollout(self._model_at, ctypes.byref(o), threads)
+        for slot, end, budget in zip(slots, ends, budgets, strict=True):
+            cache.commit(slot, range(end + budget))
+        return drawn, law
+
+    def _prepare(
+        self, tokens: Tensor, positions: Tensor, cache: SlotCache, slots: Sequence[int], room: int
+    ) -> tuple[_Pass, list[Any]]:
+        """The pass over these rows, and what must live as long as the call.
+
+        Args:
+            room: positions to make room for behind each slot's length.
+        """
+        assert isinstance(cache, HeadCache)
+        p = self._pass
+        batch, rows = tokens.shape
+        cache.reserve(slots, room)
+        lengths = [cache.lengths[s] for s in slots]
+        self._make_room(batch * rows, max(lengths) + room, cache.capacity, torch.get_num_threads())
+        integers = _integers(batch)
+        held = [
             tokens.contiguous(),
             positions.contiguous(),
             integers(*lengths),
@@ -241,22 +313,12 @@ class CompiledDecoder:
         p.tokens, p.positions = held[0].data_ptr(), held[1].data_ptr()
         p.lengths, p.slots, p.keys, p.values = map(ctypes.addressof, held[2:])
         p.paths = p.depths = p.taps = p.logits = None
-        if mask is not None:
-            held += _paths(mask)
-            p.paths, p.depths = held[-2].data_ptr(), held[-1].data_ptr()
-        if states:
-            each = range(c.layers)
-            held.append(addresses(*(states[i].data_ptr() if i in states else None for i in each)))
-            p.taps = ctypes.addressof(held[-1])
-        top = None
-        if out is not None:
-            top = Top(torch.empty(batch, rows, dtype=torch.int64), torch.empty(batch, rows))
-            p.logits, p.top = out.data_ptr(), top.tokens.data_ptr()
-            p.top_logprob = top.logprobs.data_ptr()
-        last = c.layers - 1  # without logits its keys and values are all that is wanted of it
-        p.last = c.layers if logits or last in states else last
-        self._library.outpace_forward(ctypes.byref(self._model), ctypes.byref(p), threads)
-        return ForwardOutput(out, tuple(states[i] for i in taps), top)
+        return p, held
+
+    def _score_into(self, p: _Pass, logits: Tensor) -> Top:
+        top = Top(torch.empty(logits.shape[:2], dtype=torch.int64), torch.empty(logits.shape[:2]))
+        _point(p, logits, top)
+        return top
 
     def _make_room(self, rows: int, positions: int, capacity: int, threads: int) -> None:
         """For angles, and for a pass's intermediate values in one buffer that is kept."""
@@ -284,6 +346,16 @@ class CompiledDecoder:
         for name, size in zip(_SCRATCH.split(), sizes, strict=True):
             setattr(p, name, at)
             at += self._scratch.element_size() * size
+
+
+def _point(p: _Pass, logits: Tensor, top: Top) -> None:
+    p.logits, p.top = logits.data_ptr(), top.tokens.data_ptr()
+    p.top_logprob = top.logprobs.data_ptr()
+
+
+@cache
+def _integers(count: int) -> Any:
+    return _Number * count
 
 
 def _paths(mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,10 +19,10 @@ from ..errors import (
     UnsupportedModelError,
     first_line,
 )
+from ..kernels import load_library
 from .base import LanguageModel
 from .checkpoint import Weights, read_json
 from .compiled import CompiledDecoder
-from .compiler import load_library
 from .config import LeanConfig, context_length
 from .graphs import GraphedDecoder
 from .lean import EMBEDDING, HEAD, LeanDecoder, check_weights

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import kernels
+
 _BELOW_ONE = 1 - 2.0**-52
 
 
@@ -37,6 +39,8 @@ def categorical(p: Tensor, u: Tensor) -> Tensor:
         `[...]` int64. An index with p = 0 is never drawn, as far as the running
         sum does not decrease; where p is not a number, some index.
     """
+    if (library := kernels.loaded(p)) is not None:
+        return kernels.draw(library, p, u)
     cdf = p.cumsum(-1, dtype=torch.float64)  # [..., V]
     # Below 1 by more than an ulp, u times the mass never rounds up to the mass.
     point = u.clamp_max(_BELOW_ONE).unsqueeze(-1) * cdf[..., -1:]
@@ -44,17 +48,16 @@ def categorical(p: Tensor, u: Tensor) -> Tensor:
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """norm((p - q)+) per row, `[..., V]`; p itself where that has no mass.
+    """(p - q)+ per row, `[..., V]`, not normalised; p itself where that has no mass.
 
     The residual is drawn from after a rejection (Leviathan et al., 2023,
     section 2.3; Chen et al., 2023, theorem 1). It has no mass only where
     p = q, and there a rejection has probability 0 up to rounding.
     """
     rest = (p - q).clamp_min_(0)
-    mass = rest.sum(-1, keepdim=True)
-    return torch.where(mass > 0, rest / mass.clamp_min(torch.finfo(p.dtype).tiny), p)
+    return torch.where((rest > 0).any(-1, keepdim=True), rest, p)
 
 
 def without(p: Tensor, token: Tensor) -> Tensor:
-    """The residual against a point mass at `token` `[...]`: p without it, renormalised."""
+    """The residual against a point mass at `token` `[...]`: p without it."""
     return residual(p, torch.zeros_like(p).scatter_(-1, token.unsqueeze(-1), torch.inf))

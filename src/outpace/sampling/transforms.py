@@ -8,10 +8,12 @@ decoding. What is switched off costs nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import CDLL
 
 import torch
 from torch import Tensor
 
+from .. import kernels
 from ..types import SamplingParams
 from .draws import argmax
 
@@ -59,32 +61,46 @@ def one_hot_argmax(logits: Tensor) -> Tensor:
 
 
 class Warp:
-    """The sampling parameters of B sequences as one function `[B, T, V]` -> `[B, T, V]`."""
+    """The sampling parameters of B sequences as one function `[B, T, V]` -> `[B, T, V]`.
+
+    Args:
+        library: the kernels, where they shall compute softmaxes.
+    """
 
     __slots__ = (
         "_cold",
         "_device",
         "_greedy",
+        "_library",
         "_params",
         "_temperature",
         "_top_k",
         "_top_p",
         "_vocab_size",
         "all_greedy",
+        "temperatures",
     )
 
     def __init__(
-        self, params: Sequence[SamplingParams], vocab_size: int, device: torch.device
+        self,
+        params: Sequence[SamplingParams],
+        vocab_size: int,
+        device: torch.device,
+        library: CDLL | None = None,
     ) -> None:
         def column(values: Sequence[float]) -> Tensor:
             return torch.tensor(values, device=device).view(-1, 1, 1)
 
         self._params, self._vocab_size, self._device = params, vocab_size, device
+        self._library = library
         self.all_greedy = all(s.greedy for s in params)
         self._greedy = column([s.greedy for s in params]) if any(s.greedy for s in params) else None
         temperatures = [
             1.0 if s.greedy else float(min(max(s.temperature, _COLDEST), _HOTTEST)) for s in params
         ]
+        self.temperatures = torch.tensor(
+            [0.0 if s.greedy else t for s, t in zip(params, temperatures, strict=True)]
+        )
         self._cold = min(temperatures) < _COLD
         self._temperature = column(temperatures) if any(t != 1 for t in temperatures) else None
         kept = [min(s.top_k or vocab_size, vocab_size) for s in params]
@@ -98,9 +114,15 @@ class Warp:
         """Where it takes logits."""
         return self._device
 
+    @property
+    def only_temperature(self) -> bool:
+        """Whether it is a softmax by the kernels over `temperatures` `[B]`, 0 being argmax."""
+        return self._library is not None and self._top_k is None and self._top_p is None
+
     def select(self, rows: Sequence[int]) -> Warp:
         """The same for some of the sequences."""
-        return Warp([self._params[i] for i in rows], self._vocab_size, self._device)
+        params = [self._params[i] for i in rows]
+        return Warp(params, self._vocab_size, self._device, self._library)
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Probabilities in fp32 (fp64 stays fp64), rows summing to 1."""
@@ -109,13 +131,17 @@ class Warp:
             return one_hot_argmax(x)
         if self._top_k is not None:
             x = top_k_mask(x, *self._top_k)  # the same tokens at any temperature
+        p = self._soften(x)
+        return p if self._top_p is None else top_p_filter(p, self._top_p)
+
+    def _soften(self, x: Tensor) -> Tensor:
+        """Softmax over temperature, the law of greedy decoding where that is 0."""
+        if self._library is not None and x.dtype == torch.float32:
+            return kernels.softmax(self._library, x, self.temperatures)
+        divided = x
         if self._temperature is not None:
             if self._cold:  # relative to the row's maximum, no temperature can overflow
-                x = x - x.amax(-1, keepdim=True)
-            x = x / self._temperature
-        p = torch.softmax(x, dim=-1)
-        if self._top_p is not None:
-            p = top_p_filter(p, self._top_p)
-        if self._greedy is not None:
-            p = torch.where(self._greedy, one_hot_argmax(logits).to(p.dtype), p)
-        return p
+                divided = x - x.amax(-1, keepdim=True)
+            divided = divided / self._temperature
+        p = torch.softmax(divided, dim=-1)
+        return p if self._greedy is None else torch.where(self._greedy, one_hot_argmax(x), p)

@@ -36,7 +36,19 @@ def block_mask(trees: Sequence[Tree], rows: int) -> Tensor | None:
     return torch.stack([ancestor_mask(tree, rows) for tree in trees])
 
 
-def block_offsets(trees: Sequence[Tree], rows: int) -> Tensor:
-    """`[B, rows]` int64: each row's position relative to the root's."""
-    padded = [(0, *tree.depths, *range(len(tree) + 1, rows)) for tree in trees]
-    return torch.tensor(padded, dtype=torch.int64)
+def block_positions(
+    starts: Sequence[int], trees: Sequence[Tree], rows: int, end: int | None = None
+) -> Tensor:
+    """`[B, rows]` int64: the position of each row, the root's being `starts`; at most `end`."""
+    places = [
+        [start + offset for offset in _offsets(tree, rows)]
+        for start, tree in zip(starts, trees, strict=True)
+    ]
+    if end is not None and max(starts) + rows > end:
+        places = [[min(at, end) for at in row] for row in places]
+    return torch.tensor(places)
+
+
+@lru_cache(maxsize=1024)
+def _offsets(tree: Tree, rows: int) -> tuple[int, ...]:
+    return (0, *tree.depths, *range(len(tree) + 1, rows))

@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from .. import kernels
 from ..sampling import categorical, residual, without
 from ..types import Draft, Law, PointMass, Rows
 from .base import Noise, Verdict
@@ -33,25 +34,26 @@ class TokenVerifier:
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         batch, n = draft.tokens.shape
-        rows = torch.arange(batch, device=p.device)
-        nodes = torch.arange(n, device=p.device)
         lengths = torch.tensor([len(t) for t in draft.trees], device=p.device)
         if n == 0:
             return Verdict(draft.tokens, lengths, categorical(p[:, 0], noise.target[:, 0]))
+        q = draft.law.q if isinstance(draft.law, Rows) else None
+        if library := kernels.loaded(p, *([] if q is None else [q])):
+            noises = noise.accept, noise.target
+            return Verdict(*kernels.verify(library, p, q, draft.tokens, lengths, *noises))
+        rows = torch.arange(batch, device=p.device)
+        nodes = torch.arange(n, device=p.device)
         index = draft.tokens.unsqueeze(-1)  # [B, N, 1]
         px = p[:, :n].gather(-1, index).squeeze(-1).double()  # [B, N]
-        if isinstance(draft.law, Rows):
-            qx = draft.law.q.gather(-1, index).squeeze(-1).double()
-        else:
-            qx = torch.ones_like(px)
+        qx = torch.ones_like(px) if q is None else q.gather(-1, index).squeeze(-1).double()
         kept = (noise.accept * qx < px) & (qx > 0) & (nodes < lengths.unsqueeze(1))
         accepted = kept.cumprod(1).sum(1)  # [B]
         p_last = p[rows, accepted]  # [B, V]
         rejected = accepted.clamp_max(n - 1)
-        if isinstance(draft.law, Rows):
-            rest = residual(p_last, draft.law.q[rows, rejected])
-        else:
+        if q is None:
             rest = without(p_last, draft.tokens[rows, rejected])
+        else:
+            rest = residual(p_last, q[rows, rejected])
         full = (accepted == lengths).unsqueeze(1)
         token = categorical(torch.where(full, p_last, rest), noise.target[rows, accepted])
         path = torch.where(nodes < accepted.unsqueeze(1), nodes, -1)

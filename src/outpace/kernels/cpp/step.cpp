@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "sample.h"
 
 struct Layer {
     Matrix qkv, out, gate_up, down;
@@ -48,6 +49,20 @@ struct Pass {
     float *weights;                           // [threads, GROUP, room]
     int64_t room;                             // positions, a vector and a head, padded
     int64_t last;                             // layers to run the attention of
+};
+
+// A pass and further ones of a row each, over what every pass's last row draws: a draft.
+struct Rollout {
+    Pass *pass;
+    int64_t steps;
+    const int64_t *ends;        // [batch] the first pass's row that draws; behind it is padding
+    const int64_t *budgets;     // [batch] tokens to draw; a sequence past it runs along
+    int64_t end;                // the last position there is
+    const float *temperatures;  // [batch], or null: the likeliest
+    const double *noise;        // [batch, steps]
+    int64_t *drawn;             // [batch, steps]
+    float *p;                   // [batch, steps, vocab], what they were drawn from
+    int64_t *tokens, *positions, *lengths;  // [batch] of a pass behind the first
 };
 
 namespace {
@@ -101,7 +116,9 @@ class Worker {
         if (!p.logits) return;
         normed(m.norm);
         store(m.head, p.x, p.logits);
-        share(count, [&](int64_t r) { find_top(r); });
+        share(count, [&](int64_t r) {
+            find_top(p.logits + r * m.head.out, m.head.out, p.top + r, p.top_logprob + r);
+        });
     }
 
   private:
@@ -192,30 +209,6 @@ class Worker {
     }
 
     static int64_t clamp(int64_t n) { return std::max<int64_t>(0, std::min<int64_t>(n, WIDTH)); }
-
-    // The first of the largest logits, and how far it is above the logarithm of all mass.
-    void find_top(int64_t r) {
-        const int64_t n = m.head.out;
-        const float *logits = p.logits + r * n;
-        auto vector = [&](int64_t i, float behind) {
-            if (i + WIDTH <= n) return read<Floats>(logits + i);
-            Floats some = fill(behind);
-            std::memcpy(&some, logits + i, (n - i) * sizeof(float));
-            return some;
-        };
-        Floats most = fill(logits[0]), mass = {};
-        for (int64_t i = 0; i < n; i += WIDTH) {
-            const Floats x = vector(i, logits[0]);
-            most = x > most ? x : most;
-        }
-        const float top = largest(most);
-        for (int64_t i = 0; i < n; i += WIDTH) {
-            mass += exp(vector(i, -std::numeric_limits<float>::infinity()) - top);
-        }
-        const float *first = std::find(logits, logits + n, top);
-        p.top[r] = first == logits + n ? 0 : first - logits;  // none where they are not numbers
-        p.top_logprob[r] = -std::log(sum(mass));
-    }
 
     // Norms, rotates and scales a row's queries; puts its keys and values into the cache.
     void remember(const Layer &l, int64_t layer, int64_t r) {
@@ -321,6 +314,7 @@ class Worker {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 int outpace_width() { return WIDTH; }
@@ -330,4 +324,52 @@ void outpace_forward(const Model *model, const Pass *pass, int threads) {
 #pragma omp parallel num_threads(threads)
     Worker(*model, *pass, omp_get_thread_num(), omp_get_num_threads()).run();
 }
+
+void outpace_rollout(const Model *model, const Rollout *rollout, int threads) {
+    const Rollout &o = *rollout;
+    Pass pass = *o.pass;
+    const int64_t n = model->head.out;
+    for (int64_t step = 0; step < o.steps; step++) {
+        if (step == 1) {
+            pass.rows = 1, pass.tokens = o.tokens;
+            pass.positions = o.positions, pass.lengths = o.lengths;
+        }
+        outpace_forward(model, &pass, threads);
+#pragma omp parallel for num_threads(std::min<int64_t>(threads, pass.batch))
+        for (int64_t b = 0; b < pass.batch; b++) {
+            const int64_t row = b * pass.rows + (step ? 0 : o.ends[b]), at = b * o.steps + step;
+            int64_t token = pass.top[row];
+            if (o.temperatures) {
+                softmax(pass.logits + row * n, n, o.temperatures[b], o.p + at * n);
+                token = draw_row(o.p + at * n, n, o.noise[at]);
+            }
+            o.drawn[at] = o.tokens[b] = token;
+            if (step == 0) o.lengths[b] = o.pass->lengths[b] + o.ends[b] + 1;
+            else if (step < o.budgets[b]) o.lengths[b]++;
+            o.positions[b] = std::min(o.lengths[b], o.end);
+        }
+    }
 }
+
+void outpace_softmax(const float *logits, int64_t batch, int64_t rows, int64_t n,
+                     const float *temperatures, float *p) {
+    for (int64_t r = 0; r < batch * rows; r++)
+        softmax(logits + r * n, n, temperatures[r / rows], p + r * n);
+}
+
+void outpace_draw(const float *p, int64_t rows, int64_t n, const double *u, int64_t *tokens) {
+    for (int64_t r = 0; r < rows; r++) tokens[r] = draw_row(p + r * n, n, u[r]);
+}
+
+void outpace_verify(const float *p, const float *q, const int64_t *drafted, const int64_t *lengths,
+                    int64_t batch, int64_t nodes, int64_t n, const double *accept,
+                    const double *target, int64_t *path, int64_t *accepted, int64_t *tokens) {
+    for (int64_t b = 0; b < batch; b++) {
+        accepted[b] = verify_chain(p + b * (nodes + 1) * n, q ? q + b * nodes * n : nullptr,
+                                   drafted + b * nodes, lengths[b], n, accept + b * nodes,
+                                   target + b * (nodes + 1), tokens + b);
+        for (int64_t i = 0; i < nodes; i++) path[b * nodes + i] = i < accepted[b] ? i : -1;
+    }
+}
+}
+#pragma GCC visibility pop

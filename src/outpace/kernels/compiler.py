@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -25,9 +25,17 @@ import torch
 
 from ..errors import CompilerError, first_line
 
-SOURCES = Path(__file__).parent / "kernels"
+SOURCES = Path(__file__).parent / "cpp"
 
-_OPTIONS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fopenmp", "-ffp-contract=off")
+_OPTIONS = (
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-fopenmp",
+    "-ffp-contract=off",
+    "-fvisibility=hidden",
+)
 _NATIVE = (("-march=native",), ("-mcpu=native",), ())
 """For this processor, as compilers spell it; without it, for any."""
 
@@ -38,6 +46,14 @@ def cache_folder() -> Path:
         return Path(given).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "outpace"
+
+
+_loaded: list[ctypes.CDLL] = []
+
+
+def loaded_library() -> ctypes.CDLL | None:
+    """The kernels, if this process has loaded them."""
+    return _loaded[0] if _loaded else None
 
 
 def load_library(
@@ -56,12 +72,14 @@ def load_library(
         raise CompilerError("the kernels are not made for Windows: use compile=False")
     compiler = _find_compiler()
     path = cache_folder() / f"kernels-{_digest(sources, compiler)}.so"
+    library = None
     if path.is_file():
-        try:
-            return _open(str(path))
-        except OSError:
-            pass  # it was damaged, or made for a library that is gone
-    return _compile(compiler, sources / "step.cpp", path, waiting)
+        with suppress(OSError):  # it was damaged, or made for a library that is gone
+            library = _open(str(path))
+    library = library or _compile(compiler, sources / "step.cpp", path, waiting)
+    if sources == SOURCES:
+        _loaded[:] = [library]
+    return library
 
 
 def _find_compiler() -> str:

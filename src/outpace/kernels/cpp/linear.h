@@ -213,7 +213,7 @@ inline void multiply(const Matrix &w, int64_t block, int64_t from, int64_t to, c
     }
 }
 
-// Rounds a row [in] to 16 bits of the largest of each stretch, with zeros behind it to a whole pair.
+// Rounds a row [in] to 16 bits of the largest of each stretch, with zeros behind it to a pair.
 inline void round_row(const float *x, int64_t in, int64_t stretch, int16_t *values, float *scales,
                       int32_t *sums) {
     typedef int16_t Shorts __attribute__((vector_size(2 * WIDTH)));

@@ -1,0 +1,6 @@
+"""Compiled kernels: the sources, how they are compiled, and calls of the small ones."""
+
+from .compiler import SOURCES, load_library
+from .rows import draw, loaded, softmax, verify
+
+__all__ = ["SOURCES", "draw", "load_library", "loaded", "softmax", "verify"]

@@ -1,0 +1,88 @@
+"""Calls of the kernels over rows of logits and probabilities, on the CPU.
+
+Draws and the rule of token verification give the very indices that the tensor code in `sampling`
+and `verifiers` gives; they are used wherever the kernels happen to be loaded. A softmax rounds
+differently from PyTorch's, so who wants it says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from .compiler import loaded_library
+
+_Number = ctypes.c_int64
+
+
+def loaded(*rows: Tensor) -> ctypes.CDLL | None:
+    """The kernels, if this process has loaded them and they take such tensors."""
+    if any(x.device.type != "cpu" or x.dtype != torch.float32 for x in rows):
+        return None
+    return loaded_library()
+
+
+def softmax(library: ctypes.CDLL, logits: Tensor, temperatures: Tensor) -> Tensor:
+    """Softmax of logits over temperature `[B, T, V]`; temperature 0 is argmax.
+
+    Args:
+        logits: `[B, T, V]`, float32.
+        temperatures: `[B]`, float32.
+    """
+    logits, p = logits.contiguous(), torch.empty(logits.shape)
+    library.outpace_softmax(_at(logits), *_sizes(logits), _at(temperatures), _at(p))
+    return p
+
+
+def draw(library: ctypes.CDLL, p: Tensor, u: Tensor) -> Tensor:
+    """See `sampling.categorical`."""
+    p, u = p.contiguous(), u.contiguous()
+    tokens = torch.empty(p.shape[:-1], dtype=torch.int64)
+    rows, width = _Number(tokens.numel()), _Number(p.shape[-1])
+    library.outpace_draw(_at(p), rows, width, _at(u), _at(tokens))
+    return tokens
+
+
+def verify(
+    library: ctypes.CDLL,
+    p: Tensor,
+    q: Tensor | None,
+    drafted: Tensor,
+    lengths: Tensor,
+    accept: Tensor,
+    target: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Path, accepted and token of a `Verdict`, for chains; see `TokenVerifier`.
+
+    Args:
+        q: None where every drafted token was certain.
+        lengths: `[B]` int64, of the chains.
+    """
+    batch, nodes = drafted.shape
+    held = [x.contiguous() for x in (p, drafted, lengths, accept, target)]
+    law = None if q is None else q.contiguous()
+    path, found = drafted.new_empty(batch, nodes), lengths.new_empty(2, batch)
+    tokens, *rest = map(_at, held[1:])
+    library.outpace_verify(
+        _at(held[0]),
+        None if law is None else _at(law),
+        tokens,
+        rest[0],
+        *_sizes(drafted),
+        _Number(p.shape[-1]),
+        *rest[1:],
+        _at(path),
+        _at(found),
+        ctypes.c_void_p(found.data_ptr() + 8 * batch),
+    )
+    return path, found[0], found[1]
+
+
+def _at(x: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(x.data_ptr())
+
+
+def _sizes(x: Tensor) -> list[ctypes.c_int64]:
+    return [_Number(n) for n in x.shape]

@@ -1,0 +1,132 @@
+"""The kernels' draws and rule give the indices of the tensor code; their softmax is a softmax."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outpace import kernels
+from outpace.errors import CompilerError
+from outpace.kernels import rows as kernel_rows
+from outpace.sampling import Warp, categorical
+from outpace.trees import chain
+from outpace.types import Draft, PointMass, Rows, SamplingParams
+from outpace.verifiers import Noise, TokenVerifier
+
+SIZES = st.sampled_from([1, 2, 7, 16, 17, 64, 333])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library():
+    try:
+        return kernels.load_library()
+    except CompilerError as error:
+        pytest.skip(str(error))
+
+
+def tensors(f, *args):
+    """The same without the kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "loaded", lambda *x: None)
+        return f(*args)
+
+
+def laws(generator, *shape, sparse=True):
+    """Random rows, some of their elements 0, one row of each kind certain."""
+    p = torch.rand(shape, generator=generator) ** 4
+    if sparse:
+        p *= torch.rand(shape, generator=generator) < 0.7
+    p[..., 0] += p.sum(-1) == 0
+    return p / p.sum(-1, keepdim=True)
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@given(SIZES, st.sampled_from([1e-30, 0.05, 0.8, 1.0, 3.0, 1e30]), st.integers(0, 99))
+def test_a_softmax_is_one(library, n, temperature, seed):
+    logits = 9 * torch.randn(3, 2, n, generator=seeded(seed))
+    logits[1, 0, : n // 2] = -torch.inf
+    heat = torch.tensor([temperature, 0.0, 1.0])
+    p = kernels.softmax(library, logits, heat)
+    x = logits.double()
+    x = x - x.amax(-1, keepdim=True)
+    for b, t in ((0, temperature), (2, 1.0)):
+        assert torch.allclose(p[b].double(), (x[b] / t).softmax(-1), rtol=1e-5, atol=1e-30)
+    assert torch.equal(p[1].argmax(-1), logits[1].argmax(-1))
+    assert p[1].sum(-1).tolist() == [1, 1]
+    assert torch.equal(p[0, 1], kernels.softmax(library, logits[:1, 1:], heat[:1])[0, 0])
+
+
+def test_what_is_no_number_stays_none(library):
+    logits = torch.tensor([[[1.0, torch.nan, 2.0], [torch.inf, 0.0, 1.0]]])
+    assert kernels.softmax(library, logits, torch.ones(1)).isnan().any(-1).all()
+
+
+@given(SIZES, st.integers(0, 10_000))
+def test_draws_are_those_of_the_tensor_code(n, seed):
+    g = seeded(seed)
+    p, u = laws(g, 4, 3, n), torch.rand(4, 3, generator=g).double()
+    u[0, :2] = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
+    drawn = categorical(p, u)
+    assert torch.equal(drawn, tensors(categorical, p, u))
+    assert (p.gather(-1, drawn.unsqueeze(-1)) > 0).all()
+
+
+def round_of(generator, n, nodes, sampled):
+    batch = 5
+    p, q = (laws(generator, batch, rows, n) for rows in (nodes + 1, nodes))
+    p[0, :-1] = q[0]  # all are accepted, and where one is not, nothing is left over
+    tokens = torch.randint(0, n, (batch, nodes), generator=generator)
+    lengths = torch.randint(0, nodes + 1, (batch,), generator=generator).tolist()
+    law = Rows(q) if sampled else PointMass()
+    noise = [torch.rand(batch, k, generator=generator).double() for k in (nodes, nodes + 1)]
+    return p, Draft(tokens, law, tuple(chain(k) for k in lengths)), Noise(*noise)
+
+
+def parts(verdict):
+    return verdict.path.tolist(), verdict.accepted.tolist(), verdict.token.tolist()
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+@given(n=SIZES, nodes=st.integers(1, 6), seed=st.integers(0, 10_000))
+def test_the_rule_decides_as_the_tensor_code_does(sampled, n, nodes, seed):
+    given_round = round_of(seeded(seed), n, nodes, sampled)
+    verdict = TokenVerifier()(*given_round)
+    assert parts(verdict) == parts(tensors(TokenVerifier(), *given_round))
+
+
+def test_another_rule_would_be_noticed(monkeypatch):
+    """The control: with the noise of another round some verdict is another."""
+    verify = kernels.verify
+
+    def broken(library, p, q, tokens, lengths, accept, target):
+        return verify(library, p, q, tokens, lengths, accept.flip(0), target)
+
+    monkeypatch.setattr(kernels, "verify", broken)
+    rounds = [round_of(seeded(seed), 16, 4, True) for seed in range(20)]
+    found = [parts(TokenVerifier()(*r)) == parts(tensors(TokenVerifier(), *r)) for r in rounds]
+    assert not all(found)
+
+
+def test_other_types_and_shapes_take_the_tensor_code(monkeypatch):
+    monkeypatch.setattr(kernel_rows, "loaded_library", lambda: pytest.fail("was called"))
+    p = laws(seeded(0), 2, 9).double()
+    categorical(p, torch.rand(2).double())
+    p, draft, noise = round_of(seeded(1), 9, 3, True)
+    TokenVerifier()(p.double(), draft, noise)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.7}, {"top_k": 9, "top_p": 0.9}])
+def test_a_warp_by_the_kernels_is_one_by_tensors(library, options):
+    kinds = [{"temperature": t} | options for t in (0.0, 0.7, 1.0, 1e-12)]
+    params = [SamplingParams(**k) for k in kinds]
+    logits = 3 * torch.randn(4, 3, 40, generator=seeded(3))
+    ours, theirs = (Warp(params, 40, torch.device("cpu"), lib) for lib in (library, None))
+    assert torch.allclose(ours(logits), theirs(logits), rtol=1e-5, atol=1e-7)
+    assert torch.equal(ours(logits) > 0, theirs(logits) > 0)
+    assert ours.only_temperature == (not options)
+    assert not theirs.only_temperature
