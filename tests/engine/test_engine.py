@@ -11,7 +11,7 @@ import outpace
 from outpace import SamplingParams
 from outpace.drafters import ModelDrafter
 from outpace.engine import Engine
-from outpace.models import MarkovModel
+from outpace.models import ForwardOutput, MarkovModel
 from outpace.trees import chain
 from outpace.types import Draft, PointMass, Rows, Tree
 from outpace.verifiers import GreedyVerifier, TokenVerifier
@@ -141,6 +141,56 @@ def test_a_path_gathered_wrongly_would_be_noticed(monkeypatch):
     )
     fast = run(make(3, drafter=TreeDrafter(mixed(), V), verifier=GreedyVerifier()), batch)
     assert fast[0].emitted != plain[0].emitted
+
+
+class Swayed(MarkovModel):
+    """Its two best tokens are nearly tied in some contexts, and company sways it."""
+
+    NUDGE = 1e-6
+    cautious = True
+
+    def __init__(self):
+        table = MarkovModel.random(V, 2, 5, sharpness=2.0).table.clone()
+        first, second = table.topk(2).indices.unbind(-1)
+        tied = torch.rand(V, V, generator=torch.Generator().manual_seed(1)) < 0.15
+        mean = (table.gather(-1, first[..., None]) + table.gather(-1, second[..., None])) / 2
+        for best in (first, second):
+            nearly = mean * (1 + self.NUDGE * (best == first)[..., None])
+            table = torch.where(tied[..., None], table.scatter(-1, best[..., None], nearly), table)
+        super().__init__(table / table.sum(-1, keepdim=True))
+
+    def doubt(self, branched):
+        return 10 * self.NUDGE if self.cautious else 0.0
+
+    def forward(self, tokens, *args, **options):
+        out = super().forward(tokens, *args, **options)
+        if tokens.shape[1] > 1:
+            best = out.logits.argmax(-1, keepdim=True)
+            sway = torch.full_like(best, -3 * self.NUDGE, dtype=out.logits.dtype)
+            return ForwardOutput(out.logits.scatter_add(-1, best, sway))
+        return out
+
+
+@pytest.mark.parametrize("trees", [False, True])
+@pytest.mark.parametrize("max_batch", [1, 3])
+def test_near_ties_are_decided_in_a_pass_of_their_own(monkeypatch, trees, max_batch):
+    target = Swayed()
+    batch = [([1 + i % 6], SamplingParams(max_new_tokens=40, eos_token_ids=())) for i in range(6)]
+    plain = [s.emitted for s in run(Engine(target), batch)]
+
+    def fast():
+        kind = TreeDrafter if trees else ModelDrafter
+        engine = Engine(target, kind(target, V), 3, GreedyVerifier(), max_batch)
+        found = run(engine, batch)
+        events = [e for s in found for e in s.events]
+        assert engine.stats.emitted == len(events) == 6 * 40
+        assert engine.stats.accepted == sum(e.provenance == "draft" for e in events)
+        assert engine.stats.tokens_per_pass > 1
+        return [s.emitted for s in found]
+
+    assert fast() == plain
+    monkeypatch.setattr(Swayed, "cautious", False)  # the control
+    assert fast() != plain
 
 
 def test_provenance_and_depth():

@@ -25,9 +25,10 @@ class Commit:
     """What a round kept of one sequence's draft.
 
     Attributes:
-        path: accepted nodes of the draft, from the root down.
+        path: the nodes whose keys and values stay, from the root down. The
+            context holds their tokens and one more.
         features: the target's tapped states `[rows, H]` per tap, for the round's
-            root and its accepted path.
+            root and this path; none if the round emitted nothing.
     """
 
     slot: int

@@ -30,7 +30,10 @@ from .stats import Stats
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What a round emits of one request: the accepted path, its tokens and one more."""
+    """What a round emits of one request: the accepted path, its tokens and one more.
+
+    The one more is lacking where the target's choice is left to a pass of its own.
+    """
 
     path: list[int]
     tokens: list[int]
@@ -80,6 +83,7 @@ class Engine:
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._stepping = False
+        self._undecided = False
         self._warp: Warp | None = None
         if self.drafter is not None:
             self.drafter.start(max_batch, self.max_len)
@@ -176,7 +180,8 @@ class Engine:
 
     def _draft(self, running: list[Request]) -> Draft:
         budgets = [r.budget(self.k) for r in running]
-        if self.drafter is None or not any(budgets):
+        alone, self._undecided = self._undecided, False
+        if self.drafter is None or alone or not any(budgets):
             empty = torch.empty(len(running), 0, dtype=torch.int64, device=self._law_device)
             return Draft(empty, PointMass(), (chain(0),) * len(running))
         warp = self._warp_of(running)
@@ -221,7 +226,9 @@ class Engine:
         assert scores.logits is not None
         warp = self._warp_of(running)
         if warp.all_greedy and self.verifier.lossless:
-            emissions = _follow(draft, scores.top or Top.of(scores.logits))
+            near = self._near(draft, scores.logits)
+            emissions = _follow(draft, scores.top or Top.of(scores.logits), near)
+            self._undecided = any(len(e.tokens) == len(e.path) for e in emissions)
         else:
             verdict = self._judge(running, draft, warp, scores.logits)
             emissions = _emissions(draft, scores, verdict)
@@ -231,6 +238,18 @@ class Engine:
                 "float16), and check its weights"
             )
         return emissions
+
+    def _near(self, draft: Draft, logits: Tensor) -> Tensor | None:
+        """Rows `[B, N + 1]` whose two best tokens are so near that rounding may decide.
+
+        In company a row may round otherwise than alone. The next round is a
+        plain one, which decides as plain decoding does.
+        """
+        doubt = self.target.doubt(not all(t.is_chain for t in draft.trees))
+        if not doubt or not draft.tokens.shape[1]:
+            return None
+        best = logits.topk(2, -1).values
+        return best[..., 0] - best[..., 1] <= doubt * logits.abs().amax(-1)
 
     def _judge(self, running: list[Request], draft: Draft, warp: Warp, logits: Tensor) -> Verdict:
         n = draft.tokens.shape[1]
@@ -261,15 +280,16 @@ class Engine:
                 request.push(token, provenance, count, logprob)
             proposed, length = len(tree), max(tree.depths, default=0)
             steps = length
-            if count < len(tokens):  # what lies behind a stop was never proposed
+            stopped = count < len(tokens) or len(tokens) == len(path)
+            if stopped:  # what lies behind was never proposed
                 proposed = length = count
             for stats in (request.stats, self.stats):
                 stats.count(proposed, length, min(count, len(path)), count, steps)
             if request.finish_reason is None:
-                kept = [0, *(node + 1 for node in path)]
+                kept = [0, *(node + 1 for node in path)][: len(tokens)]
                 self._cache.commit(_slot(request), kept)
                 features = tuple(t[b, kept] for t in scores.taps)
-                commits.append(Commit(_slot(request), path, features))
+                commits.append(Commit(_slot(request), path[: max(0, len(kept) - 1)], features))
         if self.drafter is not None and commits:
             self.drafter.observe(commits)
 
@@ -323,13 +343,21 @@ class Engine:
         return upload(torch.from_numpy(stacked), self._law_device)
 
 
-def _follow(draft: Draft, top: Top) -> list[Emission]:
-    """The target's likeliest tokens, as far as they were drafted and one more."""
-    best, logprobs, drafted = _to_host(top.tokens, top.logprobs, draft.tokens)
+def _follow(draft: Draft, top: Top, near: Tensor | None = None) -> list[Emission]:
+    """The target's likeliest tokens, as far as they were drafted and one more.
+
+    Args:
+        near: rows `[B, N + 1]` before whose token to stop.
+    """
+    tensors = top.tokens, top.logprobs, draft.tokens
+    best, logprobs, drafted, *doubts = _to_host(*tensors, *(() if near is None else (near,)))
     out = []
     for b, tree in enumerate(draft.trees):
         path = follow(best[b], drafted[b], tree)
         before = [0, *(node + 1 for node in path)]  # the row that scored each token
+        if doubts:
+            sure = next((i for i, row in enumerate(before) if doubts[0][b][row]), len(before))
+            before, path = before[:sure], path[:sure]
         tokens = [int(best[b][i]) for i in before]
         out.append(Emission(path, tokens, [logprobs[b][i] for i in before]))
     return out

@@ -21,7 +21,7 @@ from transformers import Cache
 from ..errors import UnsupportedModelError, first_line
 from ..trees import block_mask, block_positions
 from ..types import Tree
-from .base import ForwardOutput, prefill, upload
+from .base import ForwardOutput, prefill, rounding_doubt, upload
 from .cache import SlotCache, extent
 from .config import context_length
 from .masks import additive, visible, within
@@ -90,6 +90,9 @@ class TransformersAdapter:
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = self._model.dtype
         return dtype
+
+    def doubt(self, branched: bool) -> float:
+        return rounding_doubt(self.dtype)
 
     def new_cache(self, slots: int, max_len: int) -> SlotCache:
         def make(slots: int, capacity: int) -> list[Tensor]:

@@ -59,6 +59,17 @@ class LanguageModel(Protocol):
 
     def new_cache(self, slots: int, max_len: int) -> SlotCache: ...
 
+    def doubt(self, branched: bool) -> float:
+        """How near a row's two best logits may be for its company to decide between them.
+
+        Relative to the row's largest magnitude; 0 where a row has the same bits
+        in any block as in a pass of its own.
+
+        Args:
+            branched: for the nodes of a tree.
+        """
+        ...
+
     def forward(
         self,
         tokens: Tensor,
@@ -123,6 +134,11 @@ class RollsOut(Protocol):
             Tokens `[B, N]`, and the law `[B, N, V]` that each was drawn from, if any.
         """
         ...
+
+
+def rounding_doubt(dtype: torch.dtype) -> float:
+    """`doubt` of passes that round by their shape: twice what was seen in small models."""
+    return torch.finfo(dtype).eps * (16 if dtype == torch.float32 else 2)
 
 
 def upload(x: Tensor, device: torch.device) -> Tensor:

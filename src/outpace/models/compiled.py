@@ -220,6 +220,9 @@ class CompiledDecoder:
 
     # --- passes -----------------------------------------------------------------
 
+    def doubt(self, branched: bool) -> float:
+        return 0.0
+
     def new_cache(self, slots: int, max_len: int) -> HeadCache:
         c = self.config
         head_dim = round_up(c.head_dim, self._width)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ..errors import first_line
-from .base import ForwardOutput, Top, upload
+from .base import ForwardOutput, Top, rounding_doubt, upload
 from .cache import KVCache, SlotCache, round_up
 from .lean import Group, LeanDecoder
 
@@ -107,6 +107,9 @@ class GraphedDecoder:
     @property
     def dtype(self) -> torch.dtype:
         return self.decoder.dtype
+
+    def doubt(self, branched: bool) -> float:
+        return rounding_doubt(self.dtype) if branched else 0.0
 
     def new_cache(self, slots: int, max_len: int) -> KVCache:
         return self.decoder.new_cache(slots, max_len)

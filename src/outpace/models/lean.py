@@ -22,11 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UnsupportedModelError
-from .base import ForwardOutput, upload
+from .base import ForwardOutput, rounding_doubt, upload
 from .cache import BLOCK, BUCKET, KVCache, SlotCache, extent, round_up
 from .checkpoint import Weights
 from .config import LeanConfig
-from .linear import Linear
+from .linear import Linear, multiplies_bf16
 from .masks import CausalTable, additive, visible, within
 from .norm import RMSNorm
 from .quantize import Quantization, Quantized
@@ -118,6 +118,14 @@ class LeanDecoder:
 
     def _table(self, positions: int) -> Tensor:
         return rotation_table(*self._rope, positions, self.dtype, self.device)
+
+    def doubt(self, branched: bool) -> float:
+        exact = self.dtype == torch.float32 or (
+            self.dtype == torch.bfloat16 and multiplies_bf16(self.device)
+        )
+        if exact and not branched and self.device.type == "cpu":
+            return 0.0
+        return rounding_doubt(self.dtype)
 
     def new_cache(self, slots: int, max_len: int) -> KVCache:
         c = self.config

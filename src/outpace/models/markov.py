@@ -52,6 +52,9 @@ class MarkovModel:
     def dtype(self) -> torch.dtype:
         return self.table.dtype
 
+    def doubt(self, branched: bool) -> float:
+        return 0.0
+
     def new_cache(self, slots: int, max_len: int) -> SlotCache:
         return SlotCache(
             slots, max_len, lambda s, c: [torch.zeros(s, c, dtype=torch.int64, device=self.device)]
