@@ -21,8 +21,9 @@ def environment() -> dict[str, Any]:
     """Versions and machine, with no names of hosts or users in it."""
     import transformers
 
+    arguments = [Path(a).name if a.startswith("/") else a for a in sys.argv[1:]]
     return {
-        "command": "python " + " ".join(["benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join(["python", "benchmarks/" + Path(sys.argv[0]).name, *arguments]),
         "date": time.strftime("%Y-%m-%d"),
         "outpace": outpace.__version__,
         "torch": torch.__version__,

@@ -13,6 +13,7 @@ thousand.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import tempfile
 import time
@@ -26,9 +27,11 @@ import outpace
 from environment import record
 from floor import FORMATS, in_turn, milliseconds, ratio, write
 from outpace.bench.prompts import held_out_prompts
-from outpace.models import inspect_checkpoint, load_model, prefill
+from outpace.kernels import load_library
+from outpace.models import inspect_checkpoint, load_model, load_tokenizer, prefill
 from outpace.models.cache import SlotCache
 from outpace.models.compiled import CompiledDecoder
+from outpace.models.loading import locate
 from pairs import sampling
 
 MEGABYTE = 1e6
@@ -54,12 +57,14 @@ def long_context(
     with tempfile.TemporaryDirectory() as folder:
         config, _ = write("100M", dtype, Path(folder), max_position_embeddings=2**15)
         source = inspect_checkpoint(Path(folder))
-        load_model(source, dtype, "cpu", compile=True, quantize=quantize)
+        load_library()
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed is given back, not counted
         before = resident()
         model = load_model(source, dtype, "cpu", compile=True, quantize=quantize)
     assert isinstance(model, CompiledDecoder)
     cache = model.new_cache(1, max(options.contexts))
+    embedding = config.vocab_size * config.hidden_size * torch.finfo(dtype).bits // 8
     rows = []
     for n in options.contexts:
         reset_peak()
@@ -72,7 +77,7 @@ def long_context(
         steps = [partial(_step, model, cache, k) for k in (1, 5)]
         seconds = in_turn([ballast.sum, *steps], options.repeats)
         kv = kv_bytes(cache)
-        needed = model.weight_bytes + kv * cache.lengths[0] / cache.capacity
+        needed = model.weight_bytes - embedding + kv * cache.lengths[0] / cache.capacity
         floors = [needed * s / (ballast.numel() * 4) for s in seconds[0]]
         row = {
             "format": name,
@@ -96,6 +101,8 @@ def _step(model: CompiledDecoder, cache: SlotCache, rows: int) -> None:
 
 
 def many_requests(count: int) -> list[dict[str, Any]]:
+    load_tokenizer(inspect_checkpoint(locate("demo")))  # so that its libraries are there before
+    gc.collect()
     before = resident()
     generator = outpace.load("demo", "demo-draft", max_batch=1)
     weights = generator.engine.target.weight_bytes  # type: ignore[attr-defined]

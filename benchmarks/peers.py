@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,10 +137,10 @@ class Worker:
         assert self.process.stdin is not None
         if self.process.poll() is not None:
             return None
-        os.killpg(self.process.pid, signal.SIGCONT)
         try:
+            os.killpg(self.process.pid, signal.SIGCONT)
             print(json.dumps(job), file=self.process.stdin, flush=True)
-        except BrokenPipeError:
+        except (BrokenPipeError, ProcessLookupError):
             return None
         return self.answer()
 
@@ -149,7 +150,8 @@ class Worker:
         if not line:
             self.process.wait()
             return None
-        os.killpg(self.process.pid, signal.SIGSTOP)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGSTOP)
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -159,13 +159,13 @@ def openvino(s: Settings) -> Run:
     import openvino_genai as og
 
     target, draft = _converted(s, _to_openvino, "openvino")
-    options: dict[str, Any] = {"INFERENCE_NUM_THREADS": s["threads"]}
+    scheduler = og.SchedulerConfig()
+    scheduler.enable_prefix_caching = False
+    scheduler.cache_size = 1
+    threads = {"INFERENCE_NUM_THREADS": s["threads"]}
+    options: dict[str, Any] = threads | {"scheduler_config": scheduler}
     if draft is not None:
-        options["draft_model"] = og.draft_model(str(draft), "CPU", **options)
-        scheduler = og.SchedulerConfig()
-        scheduler.enable_prefix_caching = False
-        scheduler.cache_size = 1
-        options["scheduler_config"] = scheduler
+        options["draft_model"] = og.draft_model(str(draft), "CPU", **threads)
     pipeline = og.LLMPipeline(str(target), "CPU", **options)
 
     def run(ids: list[int], temperature: float, seed: int) -> list[int]:

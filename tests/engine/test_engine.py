@@ -159,7 +159,7 @@ class Swayed(MarkovModel):
             table = torch.where(tied[..., None], table.scatter(-1, best[..., None], nearly), table)
         super().__init__(table / table.sum(-1, keepdim=True))
 
-    def doubt(self, branched):
+    def doubt(self, batch, rows, branched):
         return 10 * self.NUDGE if self.cautious else 0.0
 
     def forward(self, tokens, *args, **options):

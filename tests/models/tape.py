@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 class _Tape(TorchDispatchMode):
@@ -18,6 +18,16 @@ class _Tape(TorchDispatchMode):
         out = operator(*args, **(kwargs or {}))
         self.calls.append((operator, args, kwargs or {}, out))
         return out
+
+    def taken(self):
+        """Addresses of what the calls take from outside."""
+        made, found = set(), set()
+        for _, args, kwargs, out in self.calls:
+            for x in tree_leaves((args, kwargs)):
+                if isinstance(x, Tensor) and not x.is_mkldnn and id(x) not in made:
+                    found.add(x.untyped_storage().data_ptr())
+            made |= {id(x) for x in tree_leaves(out)}
+        return found
 
     def replay(self):
         made = {}
@@ -33,15 +43,23 @@ class _Tape(TorchDispatchMode):
 
 
 class Recorder:
-    """Counts what it records, and what is replayed."""
+    """Counts what it records, and what is replayed.
 
-    def __init__(self):
+    Args:
+        forgets: a tape is not kept, only the addresses it took from outside, in `taken`.
+    """
+
+    def __init__(self, forgets=False):
         self.recorded = self.replayed = 0
+        self.forgets, self.taken = forgets, set()
 
     def __call__(self, run):
         self.recorded += 1
         with _Tape() as tape:
             run()
+        if self.forgets:
+            self.taken |= tape.taken()
+            return lambda: None
 
         def replay():
             self.replayed += 1

@@ -128,10 +128,10 @@ BREAKS = {
         "const int64_t stretch = w.quantised() ? w.stretch : STRETCH;",
         "const int64_t stretch = w.quantised() ? w.stretch : STRETCH / (rows == 1 ? 2 : 1);",
     ),
-    "five query rows are divided in another way": (
-        "attention.h",
-        "views[r].out[d] /= totals[r];",
-        "views[r].out[d] *= n == 5 ? 1 / totals[r] : 1, views[r].out[d] /= n == 5 ? 1 : totals[r];",
+    "seven rows are divided in another way": (
+        "step.cpp",
+        "out[d] = seen.sum[d] / seen.mass;",
+        "out[d] = p.rows == 7 ? seen.sum[d] * (1 / seen.mass) : seen.sum[d] / seen.mass;",
     ),
 }
 
@@ -408,7 +408,7 @@ class StepByStep:
 def draft_with(model, library, temperatures, texts, budgets, cut=()):
     """A draft, what the cache then holds, and a second draft behind what was kept of it."""
     drafter = ModelDrafter(model, model.vocab_size)
-    drafter.start(4, 128)
+    drafter.start(4, model.context_length)
     slots = [3, 0, 2][: len(texts)]
     params = [SamplingParams(temperature=t, max_new_tokens=9) for t in temperatures]
     warp = Warp(params, model.vocab_size, torch.device("cpu"), library)
@@ -442,6 +442,18 @@ def test_a_rollout_is_its_steps(saved, temperatures, budgets):
         if isinstance(a.law, Rows):
             for i, tree in enumerate(a.trees):
                 assert torch.equal(a.law.q[i, : len(tree)], b.law.q[i, : len(tree)])
+
+
+@pytest.mark.parametrize("start", [250, 120, 124])
+def test_a_rollout_where_the_cache_grows_and_where_the_context_ends(saved, start):
+    ends = {"max_position_embeddings": 512 if start > 128 else 128}
+    kind, options = LEAN["llama-tied-gqa"]
+    model = saved(f"llama-tied-gqa-{start}", kind, options | ends).load()
+    given = model.library, (0.8,), [text(start)], (5,), (5,)
+    rolled, stepped = draft_with(model, *given), draft_with(StepByStep(model), *given)
+    for (a, held), (b, also_held) in zip(rolled, stepped, strict=True):
+        assert (held, a.trees) == (also_held, b.trees)
+        assert torch.equal(a.tokens, b.tokens)
 
 
 def test_a_rollout_is_used_and_can_differ(saved, monkeypatch):

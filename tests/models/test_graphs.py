@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from itertools import pairwise
 
@@ -77,6 +78,43 @@ def test_a_row_has_the_same_bits_in_any_block(graphed, rows):
     ids = text(400)
     assert torch.equal(in_blocks(model, ids, rows), in_blocks(model, ids, 1))
     assert model._record.recorded > 4
+
+
+@pytest.mark.parametrize("room", [520, 700])
+def test_a_cache_that_ends_behind_a_bucket(graphed, room):
+    """What the first part of a block has written is there for the second."""
+    kind, options = LEAN["llama-tied-gqa"]
+    model = graphed("llama-tied-gqa-long", kind, options | {"max_position_embeddings": 2048})
+    ids, end = text(room), max(n for n in (320, 512, 640) if n < room)
+    expected = in_blocks(model.decoder, ids[: end + 6], 1)[end - 2 :]
+    cache = model.new_cache(1, room)
+    prefill(model, cache, 0, ids[: end - 2])
+    found = [
+        append(model, cache, 0, ids[end - 2 : end + 2]),
+        feed(model, cache, 0, ids[end + 2 : end + 6]),
+    ]
+    assert off(torch.cat(found), expected) <= 1e-5
+
+
+def test_what_is_recorded_lives_on(graphed):
+    """A graph holds addresses, not tensors."""
+    model = graphed("mistral-window")
+    model._record = recorder = Recorder(forgets=True)
+    cache = model.new_cache(3, 512)
+    for slot in (2, 0):  # the cache is not made anew in between
+        prefill(model, cache, slot, text(9))
+        feed(model, cache, slot, text(5))
+
+    def lost():
+        gc.collect()
+        found = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
+        tensors = [x for x in found if not x.is_mkldnn]
+        return recorder.taken - {x.untyped_storage().data_ptr() for x in tensors}
+
+    assert recorder.recorded == 2
+    assert not lost()
+    model._recorded[cache].inputs.clear()  # the control
+    assert lost()
 
 
 def test_a_bucket_is_not_crossed_within_a_pass(graphed, monkeypatch):

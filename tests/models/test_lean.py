@@ -391,6 +391,17 @@ def test_wide_heads_are_no_exception(wide_heads, head_dim, kv_heads, dtype):
         assert torch.equal(in_blocks(model, ids, rows), single), rows
 
 
+def test_doubt_is_where_rows_depend_on_their_company(saved, checkpoint):
+    """What the tests above and below promise is without; what they do not is with."""
+    model = saved("qwen3").load()
+    for batch, rows, branched in ((1, 5, False), (8, 16, False), (1, 17, False), (1, 5, True)):
+        promised = isinstance(model, CompiledDecoder) or (rows <= 16 and not branched)
+        assert (model.doubt(batch, rows, branched) == 0) == promised
+    adapted = checkpoint("gpt2").load()
+    assert adapted.doubt(1, 5, False) > 0
+    assert replace(checkpoint("qwen3"), compile=False).load("fp16").doubt(1, 5, False) > 0
+
+
 def test_without_more_query_rows_they_would_be(checkpoint, monkeypatch):
     monkeypatch.setattr(lean_module, "query_padding", lambda rows, head_dim: 0)
     one = checkpoint("llama-head-256", "Llama", {"head_dim": 256})

@@ -25,8 +25,8 @@ class Commit:
     """What a round kept of one sequence's draft.
 
     Attributes:
-        path: the nodes whose keys and values stay, from the root down. The
-            context holds their tokens and one more.
+        path: the nodes whose keys and values stay, from the root down. If the
+            round emitted anything, the context holds their tokens and one more.
         features: the target's tapped states `[rows, H]` per tap, for the round's
             root and this path; none if the round emitted nothing.
     """

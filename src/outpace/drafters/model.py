@@ -83,14 +83,13 @@ class ModelDrafter:
             [contexts[i] for i in live],
             [budgets[i] for i in live],
             warp.select(live),
-            None if noise is None else noise[live],
+            None if noise is None else noise[upload(torch.tensor(live), noise.device)],
         )
-        tokens = drawn.new_zeros(len(contexts), drawn.shape[1])
-        tokens[live] = drawn
+        at = upload(torch.tensor(live), drawn.device)
+        tokens = drawn.new_zeros(len(contexts), drawn.shape[1]).index_copy_(0, at, drawn)
         if isinstance(law, Rows):
             q = law.q.new_zeros(len(contexts), *law.q.shape[1:])
-            q[live] = law.q
-            law = Rows(q)
+            law = Rows(q.index_copy_(0, at, law.q))
         return Draft(tokens, law, trees=trees)
 
     def _draw(

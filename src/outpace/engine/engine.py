@@ -226,12 +226,11 @@ class Engine:
         assert scores.logits is not None
         warp = self._warp_of(running)
         if warp.all_greedy and self.verifier.lossless:
-            near = self._near(draft, scores.logits)
-            emissions = _follow(draft, scores.top or Top.of(scores.logits), near)
-            self._undecided = any(len(e.tokens) == len(e.path) for e in emissions)
+            emissions = _follow(draft, scores.top or Top.of(scores.logits))
         else:
             verdict = self._judge(running, draft, warp, scores.logits)
             emissions = _emissions(draft, scores, verdict)
+        emissions = self._without_doubt(running, draft, scores.logits, emissions)
         if any(math.isnan(x) for e in emissions for x in e.logprobs):
             raise NumericsError(
                 "the target's logits are not numbers: run it in float32 (or bfloat16 instead of "
@@ -239,17 +238,30 @@ class Engine:
             )
         return emissions
 
-    def _near(self, draft: Draft, logits: Tensor) -> Tensor | None:
-        """Rows `[B, N + 1]` whose two best tokens are so near that rounding may decide.
+    def _without_doubt(
+        self, running: list[Request], draft: Draft, logits: Tensor, emissions: list[Emission]
+    ) -> list[Emission]:
+        """Greedy requests stop before a token that is nearly tied with another.
 
-        In company a row may round otherwise than alone. The next round is a
-        plain one, which decides as plain decoding does.
+        In company a row may round otherwise than alone, and decide otherwise. The
+        next round is a plain one, which decides as plain decoding does.
         """
-        doubt = self.target.doubt(not all(t.is_chain for t in draft.trees))
-        if not doubt or not draft.tokens.shape[1]:
-            return None
+        (batch, rows), branched = logits.shape[:2], not all(t.is_chain for t in draft.trees)
+        doubt = self.target.doubt(batch, rows, branched) if rows > 1 and logits.shape[2] > 1 else 0
+        if not doubt or not any(r.params.greedy for r in running):
+            return emissions
         best = logits.topk(2, -1).values
-        return best[..., 0] - best[..., 1] <= doubt * logits.abs().amax(-1)
+        near = (best[..., 0] - best[..., 1] <= doubt * best.abs().amax(-1)).tolist()
+        kept = []
+        for request, emission, doubtful in zip(running, emissions, near, strict=True):
+            before = [0, *(node + 1 for node in emission.path)]
+            sure = next((i for i, row in enumerate(before) if doubtful[row]), len(before))
+            if request.params.greedy and sure < len(before):
+                path, tokens, logprobs = emission.path, emission.tokens, emission.logprobs
+                emission = Emission(path[:sure], tokens[:sure], logprobs[:sure])
+                self._undecided = True
+            kept.append(emission)
+        return kept
 
     def _judge(self, running: list[Request], draft: Draft, warp: Warp, logits: Tensor) -> Verdict:
         n = draft.tokens.shape[1]
@@ -343,21 +355,13 @@ class Engine:
         return upload(torch.from_numpy(stacked), self._law_device)
 
 
-def _follow(draft: Draft, top: Top, near: Tensor | None = None) -> list[Emission]:
-    """The target's likeliest tokens, as far as they were drafted and one more.
-
-    Args:
-        near: rows `[B, N + 1]` before whose token to stop.
-    """
-    tensors = top.tokens, top.logprobs, draft.tokens
-    best, logprobs, drafted, *doubts = _to_host(*tensors, *(() if near is None else (near,)))
+def _follow(draft: Draft, top: Top) -> list[Emission]:
+    """The target's likeliest tokens, as far as they were drafted and one more."""
+    best, logprobs, drafted = _to_host(top.tokens, top.logprobs, draft.tokens)
     out = []
     for b, tree in enumerate(draft.trees):
         path = follow(best[b], drafted[b], tree)
         before = [0, *(node + 1 for node in path)]  # the row that scored each token
-        if doubts:
-            sure = next((i for i, row in enumerate(before) if doubts[0][b][row]), len(before))
-            before, path = before[:sure], path[:sure]
         tokens = [int(best[b][i]) for i in before]
         out.append(Emission(path, tokens, [logprobs[b][i] for i in before]))
     return out
@@ -378,8 +382,8 @@ def _emissions(draft: Draft, scores: ForwardOutput, verdict: Verdict) -> list[Em
     ids = torch.cat([draft.tokens.gather(1, path.clamp_min(0)), root], 1)
     ids.scatter_(1, verdict.accepted.unsqueeze(1), verdict.token.unsqueeze(1))
     sequence = torch.arange(len(path), device=path.device).unsqueeze(1)
-    best = logits[sequence, before, top.tokens.gather(1, before)]
-    logprobs = logits[sequence, before, ids] - best + top.logprobs.gather(1, before)
+    best = logits[sequence, before, top.tokens.gather(1, before)].double()
+    logprobs = logits[sequence, before, ids].double() - best + top.logprobs.gather(1, before)
     out = []
     packed = _to_host(verdict.accepted.unsqueeze(1), path, ids, logprobs)
     for (accepted, *_), nodes, tokens, values in zip(*packed, strict=True):

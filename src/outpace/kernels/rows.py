@@ -1,8 +1,8 @@
 """Calls of the kernels over rows of logits and probabilities, on the CPU.
 
 Draws and the rule of token verification give the very indices that the tensor code in `sampling`
-and `verifiers` gives; they are used wherever the kernels happen to be loaded. A softmax rounds
-differently from PyTorch's, so who wants it says so.
+and `verifiers` gives on the CPU; they are used wherever the kernels happen to be loaded. A softmax
+rounds differently from PyTorch's, so who wants it says so.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ def softmax(library: ctypes.CDLL, logits: Tensor, temperatures: Tensor) -> Tenso
         logits: `[B, T, V]`, float32.
         temperatures: `[B]`, float32.
     """
-    logits, p = logits.contiguous(), torch.empty(logits.shape)
+    assert len(temperatures) == len(logits)
+    logits, p = logits.contiguous(), logits.new_empty(logits.shape)
     library.outpace_softmax(_at(logits), *_sizes(logits), _at(temperatures), _at(p))
     return p
 
 
 def draw(library: ctypes.CDLL, p: Tensor, u: Tensor) -> Tensor:
     """See `sampling.categorical`."""
-    p, u = p.contiguous(), u.contiguous()
-    tokens = torch.empty(p.shape[:-1], dtype=torch.int64)
+    p, u = p.contiguous(), u.double().expand(p.shape[:-1]).contiguous()
+    tokens = p.new_empty(p.shape[:-1], dtype=torch.int64)
     rows, width = _Number(tokens.numel()), _Number(p.shape[-1])
     library.outpace_draw(_at(p), rows, width, _at(u), _at(tokens))
     return tokens

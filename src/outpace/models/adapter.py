@@ -91,7 +91,7 @@ class TransformersAdapter:
         dtype: torch.dtype = self._model.dtype
         return dtype
 
-    def doubt(self, branched: bool) -> float:
+    def doubt(self, batch: int, rows: int, branched: bool) -> float:
         return rounding_doubt(self.dtype)
 
     def new_cache(self, slots: int, max_len: int) -> SlotCache:

@@ -59,14 +59,15 @@ class LanguageModel(Protocol):
 
     def new_cache(self, slots: int, max_len: int) -> SlotCache: ...
 
-    def doubt(self, branched: bool) -> float:
+    def doubt(self, batch: int, rows: int, branched: bool) -> float:
         """How near a row's two best logits may be for its company to decide between them.
 
-        Relative to the row's largest magnitude; 0 where a row has the same bits
-        in any block as in a pass of its own.
+        Relative to the larger of them; 0 where a row of such a pass has the same
+        bits as in a pass of its own.
 
         Args:
-            branched: for the nodes of a tree.
+            batch, rows: B and T of the pass.
+            branched: whether its blocks are trees.
         """
         ...
 
@@ -120,8 +121,8 @@ class RollsOut(Protocol):
         """A pass over a block, and further ones over what each sequence draws.
 
         As many tokens are drawn as the largest budget; a sequence past its own
-        runs along. Rows up to its end and its drawn tokens, all within its
-        budget but the last, are committed.
+        runs along. Committed are its rows up to its end, and what it drew within
+        its budget except for the last token.
 
         Args:
             tokens, positions: `[B, T]` int64, as in `forward`.

@@ -72,7 +72,7 @@ class _Model(ctypes.Structure):
     )
 
 
-_SCRATCH = "h x qkv q attended act rounded scales sums weights"
+_SCRATCH = "h x qkv q attended act rounded scales sums sums_seen parts"
 
 
 class _Pass(ctypes.Structure):
@@ -82,7 +82,7 @@ class _Pass(ctypes.Structure):
         ("capacity", _Number),
         *_fields(_Address, "paths depths angles taps logits top top_logprob"),
         *_fields(_Address, _SCRATCH),
-        *_fields(_Number, "room last"),
+        ("last", _Number),
     )
 
 
@@ -123,6 +123,7 @@ class CompiledDecoder:
         self._quantised = quantization is not None
         self._width = int(self.library.outpace_width())
         self._group = int(self.library.outpace_group())
+        self._chunk = int(self.library.outpace_chunk())
         self._kept: list[Tensor] = []  # what the structures point to
         embedding = load(EMBEDDING)
         self.dtype = embedding.dtype
@@ -150,13 +151,13 @@ class CompiledDecoder:
         )
         self._rope = inverse_frequencies(config.rope, config.head_dim, config.context_length)
         self._angles = self._table(min(config.context_length, 4096))
-        self._scratch = torch.empty(0)
-        self._spare = torch.empty(0), Top(torch.empty(0), torch.empty(0))  # of a rollout
+        self._scratch = _floats(0)
+        self._spare = _floats(0), Top(_floats(0), _floats(0))  # of a rollout
         self._pass = _Pass()
         self._model_at, self._pass_at = ctypes.byref(self._model), ctypes.byref(self._pass)
         self._count = config.layers
         self._each_layer = _Address * config.layers
-        self._room = (0, 0, 0, 0)
+        self._room = (0, 0, 0, 0, 0)
 
     @property
     def weight_bytes(self) -> int:
@@ -220,7 +221,7 @@ class CompiledDecoder:
 
     # --- passes -----------------------------------------------------------------
 
-    def doubt(self, branched: bool) -> float:
+    def doubt(self, batch: int, rows: int, branched: bool) -> float:
         return 0.0
 
     def new_cache(self, slots: int, max_len: int) -> HeadCache:
@@ -239,12 +240,12 @@ class CompiledDecoder:
         logits: bool = True,
     ) -> ForwardOutput:
         batch, rows = tokens.shape
-        out = torch.empty(batch, rows, self.vocab_size) if logits else None
+        out = _floats(batch, rows, self.vocab_size) if logits else None
         p, held = self._prepare(tokens, positions, cache, slots, rows)
         if mask is not None:
             held += _paths(mask)
             p.paths, p.depths = held[-2].data_ptr(), held[-1].data_ptr()
-        states = {i: torch.empty(batch, rows, self.config.hidden_size) for i in taps}
+        states = {i: _floats(batch, rows, self.config.hidden_size) for i in taps}
         if states:
             where = (states[i].data_ptr() if i in states else None for i in range(self._count))
             held.append(self._each_layer(*where))
@@ -268,9 +269,10 @@ class CompiledDecoder:
     ) -> tuple[Tensor, Tensor | None]:
         batch, rows = tokens.shape
         steps = max(budgets)
+        assert min(ends) >= 0
         p, held = self._prepare(tokens, positions, cache, slots, rows + steps)
         if len(self._spare[0]) < batch * rows:
-            logits = torch.empty(batch * rows, 1, self.vocab_size)
+            logits = _floats(batch * rows, 1, self.vocab_size)
             self._spare = logits, self._score_into(p, logits)
         _point(p, *self._spare)
         p.last = self._count
@@ -278,11 +280,11 @@ class CompiledDecoder:
         integers = _integers(batch)
         held += [integers(*ends), integers(*budgets), *(integers() for _ in range(3))]
         o.ends, o.budgets, o.tokens, o.positions, o.lengths = map(ctypes.addressof, held[-5:])
-        drawn, law = torch.empty(batch, steps, dtype=torch.int64), None
+        drawn, law = tokens.new_empty(batch, steps), None
         o.drawn = drawn.data_ptr()
         if temperatures is not None:
             assert noise is not None
-            law, noise = torch.empty(batch, steps, self.vocab_size), noise[:, :steps].contiguous()
+            law, noise = _floats(batch, steps, self.vocab_size), noise[:, :steps].contiguous()
             o.temperatures, o.noise, o.p = (x.data_ptr() for x in (temperatures, noise, law))
         threads = torch.get_num_threads()
         self.library.outpace_rollout(self._model_at, ctypes.byref(o), threads)
@@ -303,7 +305,7 @@ class CompiledDecoder:
         batch, rows = tokens.shape
         cache.reserve(slots, room)
         lengths = [cache.lengths[s] for s in slots]
-        self._make_room(batch * rows, max(lengths) + room, cache.capacity, torch.get_num_threads())
+        self._make_room(batch, rows, max(lengths) + room, cache.capacity)
         integers = _integers(batch)
         held = [
             tokens.contiguous(),
@@ -319,36 +321,46 @@ class CompiledDecoder:
         return p, held
 
     def _score_into(self, p: _Pass, logits: Tensor) -> Top:
-        top = Top(torch.empty(logits.shape[:2], dtype=torch.int64), torch.empty(logits.shape[:2]))
+        shape = logits.shape[:2]
+        top = Top(logits.new_empty(shape, dtype=torch.int64), logits.new_empty(shape))
         _point(p, logits, top)
         return top
 
-    def _make_room(self, rows: int, positions: int, capacity: int, threads: int) -> None:
+    def _make_room(self, batch: int, rows: int, positions: int, capacity: int) -> None:
         """For angles, and for a pass's intermediate values in one buffer that is kept."""
-        needed = rows, round_up(positions, 256), min(capacity, self.context_length), threads
+        threads, reach = torch.get_num_threads(), min(capacity, self.context_length)
+        chunks = round_up(positions, 256) // self._chunk + 1
+        needed = batch, rows, chunks, reach, threads
         if needed == self._room:
             return
         self._room = needed
-        _, positions, reach, _ = needed
         if len(self._angles) < reach:
             self._angles = self._table(min(2 * reach, self.context_length))
         c, p = self.config, self._pass
         p.angles = self._angles.data_ptr()
         head = round_up(c.head_dim, self._width)
-        p.room = positions + self._width + head
         q = c.heads * head
         qkv = (c.heads + 2 * c.kv_heads) * c.head_dim
         widest = max(c.hidden_size, q, c.mlp_size) + 1
-        each = (c.hidden_size, c.hidden_size, qkv, q, q, c.mlp_size)
-        sizes = [rows * n for n in (*each, *([widest] * 3 if self._quantised else [0] * 3))]
-        sizes.append(threads * self._group * p.room)
+        rounded = widest if self._quantised else 0
+        each = (c.hidden_size, c.hidden_size, qkv, q, q, c.mlp_size, rounded, rounded, rounded)
+        pairs, folded = batch * c.kv_heads, rows * (c.heads // c.kv_heads)
+        in_parts = pairs < threads and folded <= self._group
+        sizes = [batch * rows * n for n in each]
+        sizes.append(threads * 2 * self._group * head)
+        sizes.append(pairs * chunks * folded * (head + 2) if in_parts else 0)
         sizes = [round_up(n, BLOCK) for n in sizes]
         if len(self._scratch) < sum(sizes):
-            self._scratch = torch.empty(sum(sizes))
+            self._scratch = _floats(sum(sizes))
         at = self._scratch.data_ptr()
         for name, size in zip(_SCRATCH.split(), sizes, strict=True):
             setattr(p, name, at)
             at += self._scratch.element_size() * size
+
+
+def _floats(*shape: int) -> Tensor:
+    """What the kernels write to, whatever PyTorch's defaults are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
 def _point(p: _Pass, logits: Tensor, top: Top) -> None:

@@ -26,36 +26,42 @@ import torch
 from torch import Tensor
 
 from ..errors import first_line
-from .base import ForwardOutput, Top, rounding_doubt, upload
+from .base import ForwardOutput, Top, upload
 from .cache import KVCache, SlotCache, round_up
 from .lean import Group, LeanDecoder
 
 ROWS = 16
-"""Rows of a recorded block. Longer blocks, which are those of prefill, are not recorded."""
+"""Rows of a recorded block. Longer blocks are not recorded, nor is prefill."""
 
 _FIRST_BUCKET = 256
 
 Run = Callable[[], None]
 Record = Callable[[Run], Callable[[], object]]
-"""What reads and writes tensors that stay where they are, to what does it again."""
+"""A function that reads tensors and writes others, to one that does the same again. The tensors
+must live as long as it is called."""
 
 
 class CudaRecorder:
-    """Records CUDA graphs. They share the memory of what is gone when a pass ends."""
+    """Records CUDA graphs, which share one pool of memory for intermediate values."""
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._pool = torch.cuda.graph_pool_handle()
+            self._aside: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, run: Run) -> Callable[[], object]:
-        aside: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        main = torch.cuda.current_stream()
-        aside.wait_stream(main)
-        with torch.cuda.stream(aside):  # once before: kernels allocate at first use
-            run()
-        main.wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            run()
+        with torch.cuda.device(self._device):
+            main = torch.cuda.current_stream()
+            self._aside.wait_stream(main)
+            with torch.cuda.stream(self._aside):  # once before: kernels allocate at first use
+                run()
+            main.wait_stream(self._aside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._aside, capture_error_mode="thread_local"
+            ):
+                run()
         return graph.replay
 
 
@@ -68,11 +74,12 @@ def reach(end: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """What a recorded pass reads, `[B, ROWS]` and `[B]`; `block` `[B, ROWS, ROWS]`."""
+    """What a recorded pass over B slots reads."""
 
-    tokens: Tensor
+    tokens: Tensor  # [B, ROWS]
     numbers: Tensor  # [B, ROWS + 1] positions, then the committed length
-    block: Tensor
+    block: Tensor  # [B, ROWS, ROWS]
+    first: Tensor  # [B, ROWS] where rows would go if nothing were committed
 
 
 @dataclass(slots=True)
@@ -80,6 +87,7 @@ class _Recorded:
     """The passes recorded over one cache, as long as its storage is this one."""
 
     storage: list[Tensor]
+    angles: Tensor
     inputs: dict[int, _Inputs] = field(default_factory=dict)  # by batch
     branched: set[int] = field(default_factory=set)  # batches whose `block` is not causal now
     outputs: dict[tuple[object, ...], ForwardOutput] = field(default_factory=dict)
@@ -97,7 +105,7 @@ class GraphedDecoder:
         self.decoder = decoder
         self.vocab_size = decoder.vocab_size
         self.context_length = decoder.context_length
-        self._record: Record | None = record or CudaRecorder()
+        self._record: Record | None = record or CudaRecorder(decoder.device)
         self._recorded: WeakKeyDictionary[KVCache, _Recorded] = WeakKeyDictionary()
 
     @property
@@ -108,8 +116,10 @@ class GraphedDecoder:
     def dtype(self) -> torch.dtype:
         return self.decoder.dtype
 
-    def doubt(self, branched: bool) -> float:
-        return rounding_doubt(self.dtype) if branched else 0.0
+    def doubt(self, batch: int, rows: int, branched: bool) -> float:
+        if batch == 1 and rows <= ROWS and not branched and self._record is not None:
+            return 0.0
+        return self.decoder.doubt(batch, rows, branched)
 
     def new_cache(self, slots: int, max_len: int) -> KVCache:
         return self.decoder.new_cache(slots, max_len)
@@ -127,18 +137,28 @@ class GraphedDecoder:
     ) -> ForwardOutput:
         assert isinstance(cache, KVCache)
         out = None
-        if tokens.shape[1] <= ROWS:
+        rows = tokens.shape[1]
+        if logits and rows <= ROWS and self._record is not None:
             starts = [cache.lengths[s] for s in slots]
-            how = cache, slots, mask, tuple(taps), logits
-            first = tokens.shape[1]
+            self._reserve(cache, slots, max(starts) + rows)
+            how = cache, slots, mask, tuple(taps)
+            first = rows
             if mask is None and len(slots) == 1:  # what lies in another bucket reads farther
-                first = min(first, reach(starts[0] + 1) - starts[0])
+                first = min(rows, reach(starts[0] + 1) - starts[0])
             out = self._replay(tokens[:, :first], positions[:, :first], starts, *how)
-            if out is not None and first < tokens.shape[1]:
+            if out is not None and first < rows:
                 behind = [n + first for n in starts]
                 rest = self._replay(tokens[:, first:], positions[:, first:], behind, *how)
                 out = rest and _each(lambda *x: torch.cat(x, 1), out, rest)
         return out or self.decoder.forward(tokens, positions, cache, slots, mask, taps, logits)
+
+    @staticmethod
+    def _reserve(cache: KVCache, slots: Sequence[int], end: int) -> None:
+        """Room for all that a block's passes write and read. What they wrote would not outlive
+        that the cache grows between them."""
+        lengths = cache.lengths[: _batch(cache, slots)]
+        needed = max(reach(end), max(end, *lengths) + ROWS)
+        cache.reserve(range(len(lengths)), needed - max(lengths))
 
     def _replay(
         self,
@@ -149,20 +169,17 @@ class GraphedDecoder:
         slots: Sequence[int],
         mask: Tensor | None,
         taps: tuple[int, ...],
-        logits: bool,
     ) -> ForwardOutput | None:
         """A short block behind `starts`, which may lie behind what is committed; None where
         nothing can be recorded."""
-        rows = tokens.shape[1]
+        rows, batch = tokens.shape[1], _batch(cache, slots)
         length = reach(max(starts) + rows)
-        batch = min(1 << max(slots).bit_length(), cache.slots)
-        longest = max(cache.lengths[:batch])
-        cache.reserve(range(batch), max(length, max(*starts, longest) + ROWS) - longest)
         recorded = self._recorded.get(cache)
         if recorded is None or recorded.storage is not cache.storage:
-            recorded = self._recorded[cache] = _Recorded(cache.storage)
+            recorded = _Recorded(cache.storage, self.decoder.angles(cache))
+            self._recorded[cache] = recorded
         if batch not in recorded.inputs:
-            recorded.inputs[batch] = self._inputs(batch)
+            recorded.inputs[batch] = self._inputs(batch, cache.capacity)
         inputs = recorded.inputs[batch]
         self._feed(inputs, tokens, positions, starts, cache, slots)
         if mask is not None or batch in recorded.branched:
@@ -171,19 +188,20 @@ class GraphedDecoder:
                 block[list(slots), :rows, :rows] = mask.cpu()
             inputs.block.copy_(upload(block, self.device))
             (recorded.branched.discard if mask is None else recorded.branched.add)(batch)
-        wanted = batch, taps, logits
+        wanted = batch, taps
         key = *wanted, length
         if key not in recorded.replays:
-            run = self._pass(inputs, cache, batch, length, taps, logits)
-            outputs = recorded.outputs.setdefault(wanted, run())
+            run = self._pass(recorded, cache, *key)
+            if wanted not in recorded.outputs:
+                recorded.outputs[wanted] = run()
+            outputs = recorded.outputs[wanted]
             if not self._try_to_record(recorded, key, lambda: _copy(run(), outputs)):
                 return None
         recorded.replays[key]()
         return _each(lambda x: torch.stack([x[s, :rows] for s in slots]), recorded.outputs[wanted])
 
     def _try_to_record(self, recorded: _Recorded, key: tuple[object, ...], run: Run) -> bool:
-        if self._record is None:
-            return False
+        assert self._record is not None
         try:
             recorded.replays[key] = self._record(run)
         except torch.OutOfMemoryError:
@@ -197,11 +215,13 @@ class GraphedDecoder:
             )
         return key in recorded.replays
 
-    def _inputs(self, batch: int) -> _Inputs:
+    def _inputs(self, batch: int, capacity: int) -> _Inputs:
+        first = torch.arange(batch).unsqueeze(1) * capacity + torch.arange(ROWS)
         return _Inputs(
             torch.zeros(batch, ROWS, dtype=torch.int64, device=self.device),
             torch.zeros(batch, ROWS + 1, dtype=torch.int64, device=self.device),
             upload(_causal(batch), self.device),
+            upload(first, self.device),
         )
 
     def _feed(
@@ -232,17 +252,10 @@ class GraphedDecoder:
             inputs.tokens[slot, :rows].copy_(row)
 
     def _pass(
-        self,
-        inputs: _Inputs,
-        cache: KVCache,
-        batch: int,
-        length: int,
-        taps: tuple[int, ...],
-        logits: bool,
+        self, recorded: _Recorded, cache: KVCache, batch: int, taps: tuple[int, ...], length: int
     ) -> Callable[[], ForwardOutput]:
-        decoder, angles = self.decoder, self.decoder.angles(cache)
-        row = torch.arange(ROWS, device=self.device)
-        slot = torch.arange(batch, device=self.device).unsqueeze(1) * cache.capacity
+        """What is recorded. All tensors from outside it are kept by `recorded`."""
+        decoder, inputs, angles = self.decoder, recorded.inputs[batch], recorded.angles
         read, everything = cache.read(0, batch, length), slice(None)
 
         def run() -> ForwardOutput:
@@ -253,14 +266,19 @@ class GraphedDecoder:
                 positions,
                 angles,
                 cache,
-                (slot + starts.unsqueeze(1) + row).flatten(),
+                (inputs.first + starts.unsqueeze(1)).flatten(),
                 [Group(everything, everything, read, masks)],
                 taps=taps,
-                logits=logits,
             )
-            return replace(out, top=None if out.logits is None else Top.of(out.logits))
+            assert out.logits is not None
+            return replace(out, top=Top.of(out.logits))
 
         return run
+
+
+def _batch(cache: KVCache, slots: Sequence[int]) -> int:
+    """Slots of a pass, from the first on: a power of two, or all there are."""
+    return min(1 << max(slots).bit_length(), cache.slots)
 
 
 def _causal(batch: int) -> Tensor:

@@ -26,7 +26,7 @@ from .base import ForwardOutput, rounding_doubt, upload
 from .cache import BLOCK, BUCKET, KVCache, SlotCache, extent, round_up
 from .checkpoint import Weights
 from .config import LeanConfig
-from .linear import Linear, multiplies_bf16
+from .linear import Linear, multiplies_bf16, prepacking_available
 from .masks import CausalTable, additive, visible, within
 from .norm import RMSNorm
 from .quantize import Quantization, Quantized
@@ -119,13 +119,11 @@ class LeanDecoder:
     def _table(self, positions: int) -> Tensor:
         return rotation_table(*self._rope, positions, self.dtype, self.device)
 
-    def doubt(self, branched: bool) -> float:
-        exact = self.dtype == torch.float32 or (
-            self.dtype == torch.bfloat16 and multiplies_bf16(self.device)
+    def doubt(self, batch: int, rows: int, branched: bool) -> float:
+        exact = prepacking_available(self.device, self.dtype) and (
+            self.dtype == torch.float32 or multiplies_bf16(self.device)
         )
-        if exact and not branched and self.device.type == "cpu":
-            return 0.0
-        return rounding_doubt(self.dtype)
+        return 0.0 if exact and rows <= BLOCK and not branched else rounding_doubt(self.dtype)
 
     def new_cache(self, slots: int, max_len: int) -> KVCache:
         c = self.config
@@ -287,6 +285,7 @@ class LeanDecoder:
         masks = {}
         for w in set(self.config.windows):
             near = seen if w is None else seen & within(w, starts, positions, length)
+            near = near | ~near.any(-1, keepdim=True)  # padding sees something
             mask = additive(near, self.dtype).repeat_interleave(self._fold, 2)
             masks[w] = F.pad(mask, (0, 0, 0, short))
         return masks

@@ -52,7 +52,7 @@ class MarkovModel:
     def dtype(self) -> torch.dtype:
         return self.table.dtype
 
-    def doubt(self, branched: bool) -> float:
+    def doubt(self, batch: int, rows: int, branched: bool) -> float:
         return 0.0
 
     def new_cache(self, slots: int, max_len: int) -> SlotCache:

@@ -70,7 +70,8 @@ class CausalTable:
 
     @staticmethod
     def serves(rows: int, length: int) -> bool:
-        """Whether it is for such blocks: longer ones do not fit, longer texts make it large."""
+        """Whether the table has masks of such blocks: longer ones do not fit, and long texts would
+        make it large."""
         return rows <= BLOCK and length <= _COLUMNS
 
     def __call__(self, lengths: Sequence[int], rows: int, length: int, padding: int) -> Tensor:

@@ -99,7 +99,9 @@ class Warp:
             1.0 if s.greedy else float(min(max(s.temperature, _COLDEST), _HOTTEST)) for s in params
         ]
         self.temperatures = torch.tensor(
-            [0.0 if s.greedy else t for s, t in zip(params, temperatures, strict=True)]
+            [0.0 if s.greedy else t for s, t in zip(params, temperatures, strict=True)],
+            dtype=torch.float32,
+            device="cpu",
         )
         self._cold = min(temperatures) < _COLD
         self._temperature = column(temperatures) if any(t != 1 for t in temperatures) else None
@@ -136,7 +138,7 @@ class Warp:
 
     def _soften(self, x: Tensor) -> Tensor:
         """Softmax over temperature, the law of greedy decoding where that is 0."""
-        if self._library is not None and x.dtype == torch.float32:
+        if self._library is not None and x.dtype == torch.float32 and x.device.type == "cpu":
             return kernels.softmax(self._library, x, self.temperatures)
         divided = x
         if self._temperature is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..models.base import upload
 from ..types import Draft, Tree
 from .base import Verdict
 
@@ -28,13 +29,14 @@ def follow(wanted: Sequence[int], tokens: Sequence[float], tree: Tree) -> list[i
 
 def judge(wanted: Tensor, draft: Draft) -> Verdict:
     """Follow wanted tokens `[B, N + 1]`; the last of them is the one that is not drafted."""
-    rows, tokens = wanted.tolist(), draft.tokens.tolist()  # a host sync
-    paths = [follow(*given) for given in zip(rows, tokens, draft.trees, strict=True)]
-    ends = [row[path[-1] + 1 if path else 0] for row, path in zip(rows, paths, strict=True)]
     n = draft.tokens.shape[1]
+    rows = torch.cat([wanted, draft.tokens], 1).tolist()  # a host sync
+    both = zip(rows, draft.trees, strict=True)
+    paths = [follow(row[: n + 1], row[n + 1 :], tree) for row, tree in both]
+    ends = [row[path[-1] + 1 if path else 0] for row, path in zip(rows, paths, strict=True)]
     padded = torch.tensor([p + [-1] * (n - len(p)) for p in paths], dtype=torch.int64)
     return Verdict(
-        padded.view(len(paths), n).to(wanted.device),
-        torch.tensor([len(p) for p in paths], device=wanted.device),
-        torch.tensor(ends, device=wanted.device),
+        upload(padded.view(len(paths), n), wanted.device),
+        upload(torch.tensor([len(p) for p in paths]), wanted.device),
+        upload(torch.tensor(ends), wanted.device),
     )

@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..models.base import upload
 from ..sampling import categorical
 from ..types import Draft, Law, PointMass, Rows
 from .base import Noise, Verdict
@@ -33,5 +34,5 @@ class MatchVerifier:
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         n = draft.tokens.shape[1]
         depths = [(0, *t.depths, *(0 for _ in range(n - len(t)))) for t in draft.trees]
-        u = noise.target.gather(1, torch.tensor(depths, device=p.device))  # [B, N + 1]
+        u = noise.target.gather(1, upload(torch.tensor(depths), p.device))  # [B, N + 1]
         return judge(categorical(p, u), draft)

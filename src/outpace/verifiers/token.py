@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
+from ..models.base import upload
 from ..sampling import categorical, residual, without
 from ..types import Draft, Law, PointMass, Rows
 from .base import Noise, Verdict
@@ -34,7 +35,7 @@ class TokenVerifier:
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         batch, n = draft.tokens.shape
-        lengths = torch.tensor([len(t) for t in draft.trees], device=p.device)
+        lengths = upload(torch.tensor([len(t) for t in draft.trees]), p.device)
         if n == 0:
             return Verdict(draft.tokens, lengths, categorical(p[:, 0], noise.target[:, 0]))
         q = draft.law.q if isinstance(draft.law, Rows) else None

@@ -52,13 +52,15 @@ struct Stretch {
 };
 
 // How the weights of one step, STEP inputs and a block's outputs, lie and are multiplied. `load`
-// gives a vector of the first 32 outputs, from number `from` on, and the one 32 further.
+// gives a vector of the first 32 outputs, from number `from` on, and the one 32 further. The cache
+// lines that half a block needs are APART bytes apart.
 
 template <class Item>
 struct Plain {
     typedef float Input;
     typedef Floats Sum;
     static constexpr int64_t STEP = 1, BYTES = BLOCK * sizeof(typename Item::Item);
+    static constexpr int64_t APART = sizeof(typename Item::Item) == 4 ? 128 : 64;
     static void load(const char *at, int64_t from, Sum &low, Sum &high) {
         low = Item::load((const typename Item::Item *)at + from);
         high = Item::load((const typename Item::Item *)at + HALF + from);
@@ -72,6 +74,7 @@ struct Plain {
 };
 
 struct PairedBf16 : Plain<Bf16> {  // words of two outputs, the first 32's in the lower halves
+    static constexpr int64_t APART = 128;
     static void load(const char *at, int64_t from, Floats &low, Floats &high) {
         const Words pair = read<Words>(at + 4 * from);
         low = bits<Floats>(pair << 16);
@@ -82,7 +85,7 @@ struct PairedBf16 : Plain<Bf16> {  // words of two outputs, the first 32's in th
 struct Int8 {  // an output's weights of two inputs side by side
     typedef int32_t Input;  // two of 16 bits
     typedef Ints Sum;
-    static constexpr int64_t STEP = 2, BYTES = 2 * BLOCK;
+    static constexpr int64_t STEP = 2, BYTES = 2 * BLOCK, APART = 64;
     static void load(const char *at, int64_t from, Sum &low, Sum &high) {
         low = widen_pairs(at + 2 * from);
         high = widen_pairs(at + 2 * (HALF + from));
@@ -116,14 +119,16 @@ struct Int4 : Int8 {  // the same in a byte, 8 above their values
 template <class Weights, int M, int PAIRS, int SHARE>
 void multiply_tile(const Stretch &s) {
     typedef typename Weights::Sum Sum;
-    constexpr int64_t fetched = SHARE ? UNROLL * Weights::BYTES * PAIRS * WIDTH / HALF / SHARE : 0;
+    constexpr bool halved = WIDTH == 16 && PAIRS == 1;  // half a block, and nothing else
+    constexpr int64_t every = halved ? Weights::APART : 64, part = halved ? HALF : PAIRS * WIDTH;
+    constexpr int64_t fetched = SHARE ? UNROLL * Weights::BYTES * part / HALF / SHARE : 0;
     const auto *x = (const typename Weights::Input *)s.x.values;
-    const char *ahead = s.ahead;
+    const char *ahead = s.ahead + (every > 64 ? 4 * s.from : 0);
     for (int64_t from = s.from; from < s.to; from += PAIRS * WIDTH) {
         Sum low[M][PAIRS] = {}, high[M][PAIRS] = {};
         const char *at = s.weights;
         for (int64_t k = 0; k < s.steps;) {
-            for (int64_t b = 0; b < fetched; b += 64) __builtin_prefetch(ahead + b);
+            for (int64_t b = 0; b < fetched; b += every) __builtin_prefetch(ahead + b);
             ahead += fetched;
             const int64_t end = std::min(k + UNROLL, s.steps);
             for (; k < end; k++, at += Weights::BYTES) {
@@ -194,7 +199,8 @@ void multiply_block(const Matrix &w, int64_t block, int64_t from, int64_t to, co
                              x.sums + r * stretches + i};
             const Stretch s{at, scale, own, stretches, some, from, to,
                             out + r * BLOCK, at + bytes + (t ? bytes / 2 : 0)};
-            if (WIDTH == 16 && !whole) multiply_rows<Weights, 1, 0>(m, s);
+            if (WIDTH == 16 && !whole && !t) multiply_rows<Weights, 1, 1>(m, s);
+            else if (WIDTH == 16 && !whole) multiply_rows<Weights, 1, 0>(m, s);
             else if (tiles == 1) multiply_rows<Weights, PAIRS, 1>(m, s);
             else if (t < 2) multiply_rows<Weights, PAIRS, 2>(m, s);
             else multiply_rows<Weights, PAIRS, 0>(m, s);

@@ -46,8 +46,8 @@ struct Pass {
     int16_t *rounded;                         // the same for a layer's inputs as integers,
     float *scales;                            // with a scale and
     int32_t *sums;                            // a sum per stretch
-    float *weights;                           // [threads, GROUP, room]
-    int64_t room;                             // positions, a vector and a head, padded
+    float *sums_seen;                         // [threads, 2, GROUP, padded head_dim]
+    float *parts;                             // [chunks, folded rows, padded head_dim + 2]
     int64_t last;                             // layers to run the attention of
 };
 
@@ -104,7 +104,8 @@ class Worker {
             const Layer &l = m.layer[i];
             normed(l.input_norm);
             store(l.qkv, p.x, p.qkv);
-            share(count, [&](int64_t r) { remember(l, i, r); });
+            const int64_t each = m.heads + 2 * m.kv_heads;
+            share(count * each, [&](int64_t k) { remember(l, i, k / each, k % each); });
             if (i >= p.last) return;
             attend_all(l, i);
             add(l.out, p.attended);
@@ -210,30 +211,29 @@ class Worker {
 
     static int64_t clamp(int64_t n) { return std::max<int64_t>(0, std::min<int64_t>(n, WIDTH)); }
 
-    // Norms, rotates and scales a row's queries; puts its keys and values into the cache.
-    void remember(const Layer &l, int64_t layer, int64_t r) {
+    // Norms, rotates and scales a query of a row, or puts its key or value into the cache.
+    void remember(const Layer &l, int64_t layer, int64_t r, int64_t number) {
         const int64_t dim = m.head_dim, wide = padded(dim), b = r / p.rows;
-        const int64_t position = p.lengths[b] + r % p.rows;
-        float *x = p.qkv + r * (m.heads + 2 * m.kv_heads) * dim;
+        float *x = p.qkv + (r * (m.heads + 2 * m.kv_heads) + number) * dim;
         const float *angles = l.rotary ? p.angles + p.positions[r] * 2 * dim : nullptr;
-        const float scale = 1.0f / std::sqrt((float)dim);
-        for (int64_t head = 0; head < m.heads; head++, x += dim) {
+        if (number < m.heads) {
             turn(x, l.q_norm, angles);
-            float *q = p.q + (r * m.heads + head) * wide;
+            float *q = p.q + (r * m.heads + number) * wide;
+            const float scale = 1.0f / std::sqrt((float)dim);
             for (int64_t i = 0; i < dim; i++) q[i] = x[i] * scale;
             std::fill(q + dim, q + wide, 0.0f);
+            return;
         }
+        const int64_t head = (number - m.heads) % m.kv_heads;
+        const int64_t position = p.lengths[b] + r % p.rows;
         with_kind(m.cache_kind, [&](auto kind) {
             typedef decltype(kind) Kind;
-            for (int64_t head = 0; head < m.kv_heads; head++, x += dim) {
-                const Head<Kind> at = cached<Kind>(layer, b, head);
-                turn(x, l.k_norm, angles);
-                keep<Kind>(x, const_cast<typename Kind::Item *>(at.key(position)), LANES);
-            }
-            for (int64_t head = 0; head < m.kv_heads; head++, x += dim) {
-                const Head<Kind> at = cached<Kind>(layer, b, head);
-                keep<Kind>(x, const_cast<typename Kind::Item *>(at.values + position * wide), 1);
-            }
+            typedef typename Kind::Item Item;
+            const Head<Kind> at = cached<Kind>(layer, b, head);
+            if (number >= m.heads + m.kv_heads)
+                return keep<Kind>(x, const_cast<Item *>(at.values + position * wide), 1);
+            turn(x, l.k_norm, angles);
+            keep<Kind>(x, const_cast<Item *>(at.key(position)), LANES);
         });
     }
 
@@ -272,43 +272,121 @@ class Worker {
         }
     }
 
-    // Query rows of one key-value head of one sequence, up to GROUP at a time.
+    // Query rows of one key-value head of one sequence are folded: rows, and heads within a row.
+    int64_t folded() const { return p.rows * (m.heads / m.kv_heads); }
+
+    View view(const Layer &l, int64_t b, int64_t head, int64_t i) const {
+        const int64_t fold = m.heads / m.kv_heads, r = b * p.rows + i / fold;
+        const int64_t end = p.lengths[b] + (p.depths ? p.depths[r] : i / fold + 1);
+        return {p.q + (r * m.heads + head * fold + i % fold) * padded(m.head_dim),
+                p.paths ? p.paths + r * p.rows : nullptr,
+                l.window ? std::max<int64_t>(0, end - l.window) : 0, end, p.lengths[b]};
+    }
+
+    void finish(int64_t b, int64_t head, int64_t i, const Seen &seen) {
+        const int64_t fold = m.heads / m.kv_heads, r = b * p.rows + i / fold;
+        float *out = p.attended + (r * m.heads + head * fold + i % fold) * m.head_dim;
+        for (int64_t d = 0; d < m.head_dim; d++) out[d] = seen.sum[d] / seen.mass;
+    }
+
+    // Chunks [begin, end) that folded rows [n] see anything of.
+    static Range chunks(const View *views, int64_t n) {
+        Range r = {views[0].begin, views[0].end};
+        for (int64_t i = 1; i < n; i++) {
+            r.begin = std::min(r.begin, views[i].begin);
+            r.end = std::max(r.end, views[i].end);
+        }
+        return {r.begin / CHUNK, (r.end + CHUNK - 1) / CHUNK};
+    }
+
+    // Threads share the rows, or where these are few, what they see.
     void attend_all(const Layer &l, int64_t layer) {
-        const int64_t folded = p.rows * (m.heads / m.kv_heads), pairs = p.batch * m.kv_heads;
-        const int64_t wanted = std::max((folded + GROUP - 1) / GROUP, threads / pairs);
-        const int64_t groups = std::min(folded, wanted);  // as many as keep all threads busy
+        const int64_t n = folded(), pairs = p.batch * m.kv_heads;
+        if (pairs < threads && n <= GROUP) return attend_in_parts(l, layer);
+        const int64_t wanted = std::max((n + GROUP - 1) / GROUP, threads / pairs);
+        const int64_t groups = std::min(n, wanted);  // as many as keep all threads busy
         share(pairs * groups, [&](int64_t i) {
             const int64_t group = i % groups, head = i / groups % m.kv_heads;
-            const int64_t from = group * folded / groups, to = (group + 1) * folded / groups;
+            const int64_t from = group * n / groups, to = (group + 1) * n / groups;
             attend_group(l, layer, i / groups / m.kv_heads, head, from, to);
         });
     }
 
     void attend_group(const Layer &l, int64_t layer, int64_t b, int64_t head, int64_t from,
                       int64_t to) {
-        const int64_t dim = m.head_dim, wide = padded(dim), fold = m.heads / m.kv_heads;
+        const int64_t wide = padded(m.head_dim), n = to - from;
         View views[GROUP];
-        for (int64_t i = from; i < to; i++) {
-            const int64_t r = b * p.rows + i / fold;
-            const int64_t depth = p.depths ? p.depths[r] : i / fold + 1;
-            View &view = views[i - from];
-            view.query = p.q + (r * m.heads + head * fold + i % fold) * wide;
-            view.weights = p.weights + (thread * GROUP + i - from) * p.room;
-            view.out = view.weights + p.room - wide;
-            view.path = p.paths ? p.paths + r * p.rows : nullptr;
-            view.committed = p.lengths[b];
-            view.end = p.lengths[b] + depth;
-            view.begin = l.window ? std::max<int64_t>(0, view.end - l.window) : 0;
+        Seen total[GROUP], part[GROUP];
+        float *sums = p.sums_seen + thread * 2 * GROUP * wide;
+        for (int64_t i = 0; i < n; i++) {
+            views[i] = view(l, b, head, from + i);
+            total[i] = {0, 0, sums + i * wide};
+            part[i] = {0, 0, sums + (GROUP + i) * wide};
         }
+        const Range all = chunks(views, n);
         with_kind(m.cache_kind, [&](auto kind) {
             typedef decltype(kind) Kind;
-            attend(views, to - from, cached<Kind>(layer, b, head));
+            const Head<Kind> keys = cached<Kind>(layer, b, head);
+            for (int64_t c = all.begin; c < all.end; c++) {
+                attend(views, n, keys, c * CHUNK, part);
+                for (int64_t i = 0; i < n; i++) ::add(total[i], part[i], wide);
+            }
         });
-        for (int64_t i = from; i < to; i++) {
-            const int64_t r = b * p.rows + i / fold;
-            const float *out = views[i - from].out;
-            std::copy(out, out + dim, p.attended + (r * m.heads + head * fold + i % fold) * dim);
+        for (int64_t i = 0; i < n; i++) finish(b, head, from + i, total[i]);
+    }
+
+    // The same with a sequence's chunks shared by the threads, and added up when all are there.
+    void attend_in_parts(const Layer &l, int64_t layer) {
+        const int64_t n = folded(), pairs = p.batch * m.kv_heads, wide = padded(m.head_dim);
+        const int64_t size = wide + 2;
+        View views[GROUP];
+        auto look = [&](int64_t pair) {
+            for (int64_t i = 0; i < n; i++)
+                views[i] = view(l, pair / m.kv_heads, pair % m.kv_heads, i);
+            return chunks(views, n);
+        };
+        int64_t count = 0;
+        for (int64_t pair = 0; pair < pairs; pair++) {
+            const Range all = look(pair);
+            count += all.end - all.begin;
         }
+        const int64_t begin = count * thread / threads, end = count * (thread + 1) / threads;
+        for (int64_t pair = 0, first = 0; pair < pairs; pair++) {
+            const Range all = look(pair);
+            const int64_t from = std::max(begin, first);
+            const int64_t to = std::min(end, first + all.end - all.begin);
+            with_kind(m.cache_kind, [&](auto kind) {
+                typedef decltype(kind) Kind;
+                const Head<Kind> keys = cached<Kind>(layer, pair / m.kv_heads, pair % m.kv_heads);
+                for (int64_t u = from; u < to; u++) {
+                    Seen seen[GROUP];
+                    for (int64_t i = 0; i < n; i++)
+                        seen[i].sum = p.parts + (u * n + i) * size;
+                    attend(views, n, keys, (all.begin + u - first) * CHUNK, seen);
+                    for (int64_t i = 0; i < n; i++) {
+                        seen[i].sum[wide] = seen[i].most;
+                        seen[i].sum[wide + 1] = seen[i].mass;
+                    }
+                }
+            });
+            first += all.end - all.begin;
+        }
+        wait();
+        share(pairs * n, [&](int64_t k) {
+            const int64_t pair = k / n, i = k % n;
+            int64_t u = 0;
+            Range all = look(0);
+            for (int64_t before = 0; before < pair; before++) {
+                u += all.end - all.begin;
+                all = look(before + 1);
+            }
+            Seen total = {0, 0, p.sums_seen + thread * 2 * GROUP * wide};
+            for (int64_t c = all.begin; c < all.end; c++, u++) {
+                float *sum = p.parts + (u * n + i) * size;
+                ::add(total, {sum[wide], sum[wide + 1], sum}, wide);
+            }
+            finish(pair / m.kv_heads, pair % m.kv_heads, i, total);
+        });
     }
 };
 
@@ -319,6 +397,7 @@ extern "C" {
 
 int outpace_width() { return WIDTH; }
 int outpace_group() { return GROUP; }
+int outpace_chunk() { return CHUNK; }
 
 void outpace_forward(const Model *model, const Pass *pass, int threads) {
 #pragma omp parallel num_threads(threads)
@@ -335,7 +414,7 @@ void outpace_rollout(const Model *model, const Rollout *rollout, int threads) {
             pass.positions = o.positions, pass.lengths = o.lengths;
         }
         outpace_forward(model, &pass, threads);
-#pragma omp parallel for num_threads(std::min<int64_t>(threads, pass.batch))
+#pragma omp parallel for num_threads(pass.batch > 1 ? threads : 1)
         for (int64_t b = 0; b < pass.batch; b++) {
             const int64_t row = b * pass.rows + (step ? 0 : o.ends[b]), at = b * o.steps + step;
             int64_t token = pass.top[row];
