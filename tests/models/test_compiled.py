@@ -114,6 +114,28 @@ def test_neither_rows_nor_threads_show(wide, dtype, quantize):
             assert torch.equal(in_blocks(model, ids, *sizes), single), (threads, sizes)
 
 
+@pytest.mark.parametrize("window", [None, 700])
+def test_threads_may_share_what_a_row_sees(saved, window):
+    """Behind a long text; plain decoding crosses the length from which they do."""
+    more = {"num_key_value_heads": 1, "max_position_embeddings": 4096, "num_hidden_layers": 2}
+    kind = "Llama" if window is None else "Mistral"
+    more |= {} if window is None else {"sliding_window": window}
+    model, ids = saved(f"{kind}-shared", kind, more).load(), text(1720)
+    tree = Tree((-1, -1, 0, 1, 1))
+
+    def run(size):
+        cache = model.new_cache(1, 4096)
+        prefill(model, cache, 0, ids[:980])
+        rows = [append(model, cache, 0, ids[n : n + size]) for n in range(980, 1700, size)]
+        return torch.cat([*rows, feed(model, cache, 0, ids[1700:1706], tree)])
+
+    alone = run(1)
+    for threads in (2, 3):  # from 1024 and from 1536 positions on
+        torch.set_num_threads(threads)
+        for size in (1, 4, 12):
+            assert torch.equal(run(size), alone)
+
+
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_a_quantised_sequence_does_not_depend_on_its_neighbours(wide, quantize):
     model = wide.load("fp32", quantize=quantize)

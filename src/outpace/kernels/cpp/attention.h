@@ -14,7 +14,7 @@
 
 constexpr int QUERIES = 6;          // query rows that are computed together, at most
 constexpr int GROUP = 8 * QUERIES;  // query rows that share a walk over keys and values, at most
-constexpr int64_t CHUNK = 64;       // positions that are summed up before they are added
+constexpr int64_t CHUNK = 128;      // positions that are summed up before they are added
 constexpr int64_t LANES = 16;       // positions whose keys lie side by side
 
 // One row's view: positions [begin, end); those from `committed` on lie at committed + path[i].
@@ -148,6 +148,8 @@ inline void soften(const Row &row, Seen &seen) {
 template <class Kind, int R, int D>
 void mix_part(const Row *rows, const Head<Kind> &head, int64_t first, int64_t begin,
               int64_t end) {
+    const float *weights[R];
+    for (int r = 0; r < R; r++) weights[r] = rows[r].weight(begin);
     Floats acc[R][D];
     for (int r = 0; r < R; r++)
         for (int d = 0; d < D; d++) acc[r][d] = read<Floats>(rows[r].sum + first + d * WIDTH);
@@ -156,7 +158,7 @@ void mix_part(const Row *rows, const Head<Kind> &head, int64_t first, int64_t be
         Floats v[D];
         for (int d = 0; d < D; d++) v[d] = Kind::load(value + d * WIDTH);
         for (int r = 0; r < R; r++) {
-            const Floats weight = fill(*rows[r].weight(p));
+            const Floats weight = fill(weights[r][p - begin]);
             for (int d = 0; d < D; d++) acc[r][d] = fma(weight, v[d], acc[r][d]);
         }
     }

@@ -299,10 +299,12 @@ class Worker {
         return {r.begin / CHUNK, (r.end + CHUNK - 1) / CHUNK};
     }
 
-    // Threads share the rows, or where these are few, what they see.
+    // Threads share the rows, or where these are few and the text is long, what they see.
     void attend_all(const Layer &l, int64_t layer) {
         const int64_t n = folded(), pairs = p.batch * m.kv_heads;
-        if (pairs < threads && n <= GROUP) return attend_in_parts(l, layer);
+        const int64_t longest = *std::max_element(p.lengths, p.lengths + p.batch);
+        const bool worth = longest >= 4 * threads * CHUNK;
+        if (worth && pairs < threads && n <= GROUP) return attend_in_parts(l, layer);
         const int64_t wanted = std::max((n + GROUP - 1) / GROUP, threads / pairs);
         const int64_t groups = std::min(n, wanted);  // as many as keep all threads busy
         share(pairs * groups, [&](int64_t i) {
@@ -372,21 +374,20 @@ class Worker {
             first += all.end - all.begin;
         }
         wait();
-        share(pairs * n, [&](int64_t k) {
-            const int64_t pair = k / n, i = k % n;
-            int64_t u = 0;
-            Range all = look(0);
-            for (int64_t before = 0; before < pair; before++) {
-                u += all.end - all.begin;
-                all = look(before + 1);
+        float *sum = p.sums_seen + thread * 2 * GROUP * wide;
+        for (int64_t pair = 0, first = 0; pair < pairs; pair++) {
+            const Range all = look(pair);
+            for (int64_t i = n * thread / threads; i < n * (thread + 1) / threads; i++) {
+                Seen total = {0, 0, sum};
+                for (int64_t u = first; u < first + all.end - all.begin; u++) {
+                    float *part = p.parts + (u * n + i) * size;
+                    ::add(total, {part[wide], part[wide + 1], part}, wide);
+                }
+                finish(pair / m.kv_heads, pair % m.kv_heads, i, total);
             }
-            Seen total = {0, 0, p.sums_seen + thread * 2 * GROUP * wide};
-            for (int64_t c = all.begin; c < all.end; c++, u++) {
-                float *sum = p.parts + (u * n + i) * size;
-                ::add(total, {sum[wide], sum[wide + 1], sum}, wide);
-            }
-            finish(pair / m.kv_heads, pair % m.kv_heads, i, total);
-        });
+            first += all.end - all.begin;
+        }
+        wait();
     }
 };
 
