@@ -83,6 +83,9 @@ def main() -> None:
     if options.install:
         install(options.install)
         return
+    pythons = [_python(engine, options.environments) for engine in options.engines]
+    if missing := [str(p) for p in pythons if not p.exists()]:
+        parser.error(f"there is no {missing[0]}: make the environments with --install, once")
     rows = []
     for pair in options.pairs:
         with tempfile.TemporaryDirectory() as scratch:

@@ -155,6 +155,7 @@ def _to_onnx(s: Settings, source: str, out: Path) -> list[str]:
 
 
 def openvino(s: Settings) -> Run:
+    import numpy
     import openvino
     import openvino_genai as og
 
@@ -179,8 +180,6 @@ def openvino(s: Settings) -> Run:
             config.top_k, config.top_p = 2**62, 1.0
         if draft is not None:
             config.num_assistant_tokens = s["k"]
-        import numpy
-
         x = numpy.array([ids], dtype=numpy.int64)
         inputs = og.TokenizedInputs(openvino.Tensor(x), openvino.Tensor(numpy.ones_like(x)))
         return [int(t) for t in pipeline.generate(inputs, config).tokens[0]]

@@ -138,7 +138,7 @@ class RollsOut(Protocol):
 
 
 def rounding_doubt(dtype: torch.dtype) -> float:
-    """`doubt` of passes that round by their shape: twice what was seen in small models."""
+    """`doubt` of passes that round by their shape: somewhat more than was seen in small models."""
     return torch.finfo(dtype).eps * (16 if dtype == torch.float32 else 2)
 
 

@@ -209,10 +209,11 @@ inline float sum(Floats v) {
 inline float largest(Floats v) {
 #if defined(__AVX512F__) && defined(__AVX512BW__)
     return _mm512_reduce_max_ps((__m512)v);
-#endif
+#else
     float most = v[0];
     for (int i = 1; i < WIDTH; i++) most = v[i] > most ? v[i] : most;
     return most;
+#endif
 }
 
 // e to the x within 2 units in the last place; 0 below -87.
