@@ -41,6 +41,7 @@ from outpace.types import Rows, SamplingParams, Tree
 
 try:
     VECTORS = load_library().outpace_width()
+    PAIRS = load_library().outpace_pairs_of_bf16()
 except CompilerError as error:
     pytest.skip(str(error), allow_module_level=True)
 
@@ -188,16 +189,20 @@ def test_kernels_that_round_by_the_number_of_rows_show(wide, broken):
     assert (blocks - single).abs().max() <= 1e-4
 
 
-NARROWER = {8: "-mno-avx512f", 4: "-mno-avx512f -mno-avx2 -mno-fma"}
+NARROWER = {
+    8: "-mno-avx512f",
+    4: "-mno-avx512f -mno-avx2 -mno-fma",
+    16: "-mno-avx512bf16",
+}
 
 
 @pytest.mark.skipif(VECTORS != 16, reason="no AVX-512 to do without")
 @pytest.mark.parametrize("width", NARROWER)
-def test_narrower_vectors(saved, wide, width, monkeypatch):
-    """What other processors run."""
+def test_processors_that_can_do_less(saved, wide, width, monkeypatch):
     monkeypatch.setenv("CXXFLAGS", NARROWER[width])
     library = load_library()
     assert library.outpace_width() == width
+    assert not library.outpace_pairs_of_bf16()
     for one, vocabulary in [(wide, 150), (saved("qwen3"), 97), (saved("mistral-window"), 97)]:
         for kind in DTYPES:
             model, ids = run_by(library, one, kind), text(60, vocabulary)
@@ -210,6 +215,23 @@ def test_narrower_vectors(saved, wide, width, monkeypatch):
             single, wider = in_blocks(model, ids, 1), one.load("fp32", quantize=quantize)
             assert (single - in_blocks(wider, ids, 1)).abs().max() <= 3e-3
             assert torch.equal(in_blocks(model, ids, 2, 7, 13), single)
+
+
+@pytest.mark.skipif(not PAIRS, reason="no instructions for pairs of bf16")
+@pytest.mark.parametrize("name", ["wide", "qwen3", "mistral-window"])
+def test_pairs_of_bf16(saved, wide, name, monkeypatch):
+    """In bf16 alone, they round what layers take: an error as large as that of their weights."""
+    one = wide if name == "wide" else saved(name)
+    ids = text(60, one.hf.config.vocab_size)
+    native = load_library()
+    monkeypatch.setenv("CXXFLAGS", NARROWER[16])
+    without = load_library()
+    for kind in ("fp32", "fp16"):
+        logits = [in_blocks(run_by(lib, one, kind), ids, 5) for lib in (native, without)]
+        assert torch.equal(*logits)
+    rounded, whole = (in_blocks(run_by(lib, one, "bf16"), ids, 5) for lib in (native, without))
+    error, of_weights = rounded - whole, whole - plain(one.hf, ids)
+    assert 0 < error.square().mean() <= of_weights.square().mean()
 
 
 # --- formats --------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 A decoding step is short: what it costs beyond reading the weights is the time
 between kernels. `kernels/cpp/` has the pass as one function, without any. Weights
-are kept in the narrowest format that holds them exactly, or quantised; all
-arithmetic is fp32, so the dtype decides about weights and cache alone.
+are kept in the narrowest format that holds them exactly, or quantised, and
+arithmetic is fp32: the dtype decides about weights and cache. A bf16 model's
+layers also take their inputs in bf16 where the processor multiplies pairs of it.
 
 What a row computes depends on its own sequence alone, by construction: every
 sum is formed by one thread, in an order that follows from the row's own
@@ -21,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels import load_library
+from ..kernels import Arena, load_library
 from .base import ForwardOutput, Top
 from .cache import HeadCache, SlotCache, round_up
 from .config import LeanConfig
@@ -33,10 +34,10 @@ BLOCK = 64
 """Outputs of a linear layer that are computed together."""
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_INT8, _INT4 = 3, 4
+_INT8, _INT4, _BF16_PAIRS = 3, 4, 5
 
-_STRETCH = 128
-"""Inputs of an int8 layer that are rounded together."""
+_STRETCH, _LEAST_STRETCH = 128, 32
+"""Inputs of an int8 layer that are rounded together, and those of any quantised one at least."""
 
 _Number, _Address = ctypes.c_int64, ctypes.c_void_p
 
@@ -81,7 +82,9 @@ class _Pass(ctypes.Structure):
         *_fields(_Address, "tokens positions lengths slots keys values"),
         ("capacity", _Number),
         *_fields(_Address, "paths depths angles taps logits top top_logprob"),
-        *_fields(_Address, _SCRATCH),
+        *_fields(_Address, "h x qkv q attended act rounded scales sums"),
+        *_fields(_Number, "rounded_size scales_size"),
+        *_fields(_Address, "sums_seen parts"),
         ("last", _Number),
     )
 
@@ -120,13 +123,17 @@ class CompiledDecoder:
         self.context_length = config.context_length
         self.device = torch.device("cpu")
         self.library = library or load_library()
-        self._quantised = quantization is not None
         self._width = int(self.library.outpace_width())
         self._group = int(self.library.outpace_group())
         self._chunk = int(self.library.outpace_chunk())
+        self._rows = int(self.library.outpace_rows())
+        self._converts = False  # whether inputs of layers are converted for their weights
+        self._arena = Arena()
         self._kept: list[Tensor] = []  # what the structures point to
         embedding = load(EMBEDDING)
         self.dtype = embedding.dtype
+        paired = self.dtype == torch.bfloat16 and self.library.outpace_pairs_of_bf16()
+        self._multiplies_bf16 = bool(paired)
         embedding = narrowest(embedding)
         layers = []
         for i in range(config.layers):
@@ -167,7 +174,7 @@ class CompiledDecoder:
     # --- parameters -------------------------------------------------------------
 
     def _keep(self, tensor: Tensor) -> int:
-        self._kept.append(tensor.contiguous())
+        self._kept.append(self._arena.keep(tensor))
         return self._kept[-1].data_ptr()
 
     def _vector(self, tensor: Tensor) -> int:
@@ -178,6 +185,10 @@ class CompiledDecoder:
     ) -> _Matrix:
         out, size = weight.shape
         where = None if bias is None else self._vector(bias)
+        self._converts |= quantization is not None or self._multiplies_bf16
+        if quantization is None and self._multiplies_bf16:
+            pairs = self._keep(step_blocks(weight))
+            return _Matrix(pairs, None, where, size, out, 0, _BF16_PAIRS)
         if quantization is None:
             weight = narrowest(weight)
             pack = paired_blocks if weight.dtype == torch.bfloat16 else blocks
@@ -341,12 +352,14 @@ class CompiledDecoder:
         head = round_up(c.head_dim, self._width)
         q = c.heads * head
         qkv = (c.heads + 2 * c.kv_heads) * c.head_dim
-        widest = max(c.hidden_size, q, c.mlp_size) + 1
-        rounded = widest if self._quantised else 0
-        each = (c.hidden_size, c.hidden_size, qkv, q, q, c.mlp_size, rounded, rounded, rounded)
+        each = (c.hidden_size, c.hidden_size, qkv, q, q, c.mlp_size)
         pairs, folded = batch * c.kv_heads, rows * (c.heads // c.kv_heads)
         in_parts = pairs < threads and folded <= self._group
         sizes = [batch * rows * n for n in each]
+        widest = round_up(max(c.hidden_size, q, c.mlp_size), BLOCK)
+        at_once = min(batch * rows, self._rows) if self._converts else 0
+        p.rounded_size, p.scales_size = at_once * widest, at_once * (widest // _LEAST_STRETCH)
+        sizes += [threads * n for n in (p.rounded_size // 2, p.scales_size, p.scales_size)]
         sizes.append(threads * 2 * self._group * head)
         sizes.append(pairs * chunks * folded * (head + 2) if in_parts else 0)
         sizes = [round_up(n, BLOCK) for n in sizes]

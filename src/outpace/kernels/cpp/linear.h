@@ -5,7 +5,8 @@
 // nor that of threads, nor the width of the processor's vectors changes a bit of it.
 //
 // Quantised weights are multiplied as integers: the inputs of a stretch are rounded to 16 bits
-// of their largest, which is finer than bf16, and the partial sum of a stretch is exact.
+// of their largest, which is finer than bf16, and the partial sum of a stretch is exact. Where the
+// processor multiplies pairs of bf16, a bf16 model's inputs may be rounded to bf16 for that.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@ constexpr int64_t ROWS = 96;     // rows for which weights are read once
 constexpr int64_t UNROLL = 4;    // steps between prefetches
 constexpr int TILE = 6;          // rows that are computed together, at most
 
-enum Kind : int32_t { FP32, BF16, FP16, INT8, INT4 };
+enum Kind : int32_t { FP32, BF16, FP16, INT8, INT4, BF16_PAIRS };
 
 struct Matrix {
     const void *data;    // packed
@@ -38,6 +39,13 @@ struct Inputs {
     int64_t stride;
     const float *scales;  // [rows, stretches]
     const int32_t *sums;
+};
+
+// Room for inputs of up to ROWS rows that are not multiplied as they are.
+struct Room {
+    int16_t *values;  // [rows, in], in rounded up to pairs
+    float *scales;    // [rows, stretches]
+    int32_t *sums;
 };
 
 // What a tile of rows and a stretch of a block's inputs need.
@@ -81,6 +89,21 @@ struct PairedBf16 : Plain<Bf16> {  // words of two outputs, the first 32's in th
         high = bits<Floats>(pair & 0xFFFF0000);
     }
 };
+
+#ifdef PAIRS_OF_BF16
+struct Bf16Pairs {  // an output's weights of two inputs side by side
+    typedef int32_t Input;  // two of bf16
+    typedef Floats Sum;
+    static constexpr int64_t STEP = 2, BYTES = 4 * BLOCK, APART = 128;
+    static void load(const char *at, int64_t from, Sum &low, Sum &high) {
+        low = read<Floats>(at + 4 * from);
+        high = read<Floats>(at + 4 * (HALF + from));
+    }
+    static Sum all(Input x) { return bits<Floats>(fill_ints(x)); }
+    static Sum add(Sum x, Sum w, Sum sum) { return dot_bf16(x, w, sum); }
+    typedef Plain<Bf16>::Row Row;
+};
+#endif
 
 struct Int8 {  // an output's weights of two inputs side by side
     typedef int32_t Input;  // two of 16 bits
@@ -128,7 +151,7 @@ void multiply_tile(const Stretch &s) {
         Sum low[M][PAIRS] = {}, high[M][PAIRS] = {};
         const char *at = s.weights;
         for (int64_t k = 0; k < s.steps;) {
-            for (int64_t b = 0; b < fetched; b += every) __builtin_prefetch(ahead + b);
+            for (int64_t b = 0; b < fetched; b += every) __builtin_prefetch(ahead + b, 0, 2);
             ahead += fetched;
             const int64_t end = std::min(k + UNROLL, s.steps);
             for (; k < end; k++, at += Weights::BYTES) {
@@ -215,6 +238,9 @@ inline void multiply(const Matrix &w, int64_t block, int64_t from, int64_t to, c
         case BF16: return multiply_block<PairedBf16>(w, block, from, to, x, rows, out);
         case FP16: return multiply_block<Plain<Fp16>>(w, block, from, to, x, rows, out);
         case INT8: return multiply_block<Int8>(w, block, from, to, x, rows, out);
+#ifdef PAIRS_OF_BF16
+        case BF16_PAIRS: return multiply_block<Bf16Pairs>(w, block, from, to, x, rows, out);
+#endif
         default: return multiply_block<Int4>(w, block, from, to, x, rows, out);
     }
 }
@@ -255,19 +281,50 @@ inline void round_row(const float *x, int64_t in, int64_t stretch, int16_t *valu
     if (in % 2) values[in] = 0;
 }
 
+#ifdef PAIRS_OF_BF16
+// Rounds a row [in] to bf16, with a zero behind it to a pair.
+inline void narrow_row(const float *x, int64_t in, int16_t *values) {
+    int64_t i = 0;
+    for (; i + WIDTH <= in; i += WIDTH) store_bf16(values + i, read<Floats>(x + i), WIDTH);
+    if (i < in) store_bf16(values + i, load_some<Fp32>(x + i, in - i), in - i);
+    if (in % 2) values[in] = 0;
+}
+#endif
+
+// Rows x [rows <= 96, in] as a layer's weights take them. Every thread does so for itself: that is
+// quicker than to wait for a part of it from each.
+inline Inputs taken(const Matrix &w, const float *x, int64_t rows, const Room &room) {
+    const int64_t pairs = (w.in + 1) / 2;
+    if (w.quantised()) {
+        const int64_t stretches = (w.in + w.stretch - 1) / w.stretch;
+        for (int64_t r = 0; r < rows; r++)
+            round_row(x + r * w.in, w.in, w.stretch, room.values + r * 2 * pairs,
+                      room.scales + r * stretches, room.sums + r * stretches);
+        return {room.values, pairs, room.scales, room.sums};
+    }
+#ifdef PAIRS_OF_BF16
+    if (w.kind == BF16_PAIRS) {
+        for (int64_t r = 0; r < rows; r++)
+            narrow_row(x + r * w.in, w.in, room.values + r * 2 * pairs);
+        return {room.values, pairs, nullptr, nullptr};
+    }
+#endif
+    return {x, w.in, nullptr, nullptr};
+}
+
 // A thread's share of a linear layer of rows x [rows, in]. Work is shared by the half block, 16
 // outputs and the 16 that stand 32 further. Once per row and block, `done` is called with
 // (row, block, from, to, values [64]).
 template <class Done>
-void linear(const Matrix &w, const Inputs &x, int64_t rows, int thread, int threads, Done done) {
+void linear(const Matrix &w, const float *x, int64_t rows, const Room &room, int thread,
+            int threads, Done done) {
     const int64_t halves = 2 * ((w.out + BLOCK - 1) / BLOCK);
     const int64_t begin = halves * thread / threads, end = halves * (thread + 1) / threads;
-    const int64_t stretches = w.quantised() ? (w.in + w.stretch - 1) / w.stretch : 0;
+    if (begin == end) return;
     alignas(64) float out[ROWS * BLOCK];
     for (int64_t row = 0; row < rows; row += ROWS) {
         const int64_t some = std::min(ROWS, rows - row);
-        const char *values = (const char *)x.values + row * x.stride * 4;  // floats or pairs
-        const Inputs own{values, x.stride, x.scales + row * stretches, x.sums + row * stretches};
+        const Inputs own = taken(w, x + row * w.in, some, room);
         for (int64_t half = begin; half < end;) {
             const int64_t next = std::min(end, half / 2 * 2 + 2), block = half / 2;
             const int64_t from = half % 2 * (HALF / 2), to = from + (next - half) * (HALF / 2);

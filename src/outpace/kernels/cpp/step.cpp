@@ -43,9 +43,8 @@ struct Pass {
     int64_t *top;                       // [batch * rows] with the logits: the likeliest token
     float *top_logprob;                 // and its log-probability
     float *h, *x, *qkv, *q, *attended, *act;  // room for [batch * rows, ..] of each
-    int16_t *rounded;                         // the same for a layer's inputs as integers,
-    float *scales;                            // with a scale and
-    int32_t *sums;                            // a sum per stretch
+    Room room;                                // of the first thread, for a layer's inputs
+    int64_t rounded_size, scales_size;         // and how much further the next thread's are
     float *sums_seen;                         // [threads, 2, GROUP, padded head_dim]
     float *parts;                             // [chunks, folded rows, padded head_dim + 2]
     int64_t last;                             // layers to run the attention of
@@ -96,7 +95,13 @@ void rms_norm(const float *x, const float *weight, int64_t n, float eps, float *
 class Worker {
   public:
     Worker(const Model &m, const Pass &p, int thread, int threads)
-        : m(m), p(p), thread(thread), threads(threads), count(p.batch * p.rows) {}
+        : m(m),
+          p(p),
+          thread(thread),
+          threads(threads),
+          count(p.batch * p.rows),
+          room{p.room.values + thread * p.rounded_size, p.room.scales + thread * p.scales_size,
+               p.room.sums + thread * p.scales_size} {}
 
     void run() {
         share(count, [&](int64_t r) { embed(r); });
@@ -127,6 +132,7 @@ class Worker {
     const Pass &p;
     const int thread, threads;
     const int64_t count;
+    const Room room;
 
     // This thread's share of n pieces of work; then it waits for the others.
     template <class F>
@@ -172,20 +178,9 @@ class Worker {
         each_output(w, x, [&](int64_t r, int64_t i, float value) { p.h[r * w.out + i] += value; });
     }
 
-    // Rows x [count, in] as the layer takes them.
-    Inputs inputs(const Matrix &w, const float *x) {
-        if (!w.quantised()) return {x, w.in, nullptr, nullptr};
-        const int64_t pairs = (w.in + 1) / 2, stretches = (w.in + w.stretch - 1) / w.stretch;
-        share(count, [&](int64_t r) {
-            round_row(x + r * w.in, w.in, w.stretch, p.rounded + r * 2 * pairs,
-                      p.scales + r * stretches, p.sums + r * stretches);
-        });
-        return {p.rounded, pairs, p.scales, p.sums};
-    }
-
     template <class F>
     void each_output(const Matrix &w, const float *x, F f) {
-        linear(w, inputs(w, x), count, thread, threads,
+        linear(w, x, count, room, thread, threads,
                [&](int64_t r, int64_t block, int64_t from, int64_t to, const float *values) {
                    for (int64_t first : {from, HALF + from}) {
                        const int64_t last = std::min(first + to - from, w.out - block * BLOCK);
@@ -197,7 +192,7 @@ class Worker {
 
     // SiLU(gate) * up: a block holds 32 outputs of the one and the same 32 of the other.
     void gate(const Matrix &w) {
-        linear(w, inputs(w, p.x), count, thread, threads,
+        linear(w, p.x, count, room, thread, threads,
                [&](int64_t r, int64_t block, int64_t from, int64_t to, const float *values) {
                    for (int64_t i = from; i < to; i += WIDTH) {
                        const Floats g = read<Floats>(values + i);
@@ -399,6 +394,14 @@ extern "C" {
 int outpace_width() { return WIDTH; }
 int outpace_group() { return GROUP; }
 int outpace_chunk() { return CHUNK; }
+int outpace_rows() { return ROWS; }
+int outpace_pairs_of_bf16() {
+#ifdef PAIRS_OF_BF16
+    return 1;
+#else
+    return 0;
+#endif
+}
 
 void outpace_forward(const Model *model, const Pass *pass, int threads) {
 #pragma omp parallel num_threads(threads)

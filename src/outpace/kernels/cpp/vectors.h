@@ -168,6 +168,21 @@ inline Ints dot_pairs(Ints a, Ints b, Ints sum) {
 #endif
 }
 
+#if defined(__AVX512BF16__) && defined(__AVX512F__) && defined(__AVX512BW__)
+#define PAIRS_OF_BF16
+// What is smaller than normal numbers counts as 0 here.
+
+inline void store_bf16(int16_t *at, Floats x, int64_t n) {
+    const __m256bh items = _mm512_cvtneps_pbh((__m512)x);
+    std::memcpy(at, &items, n * sizeof(int16_t));
+}
+
+// sum + a's pairs times b's.
+inline Floats dot_bf16(Floats a, Floats b, Floats sum) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+#endif
+
 // The first n < WIDTH items, zeros behind them.
 template <class Kind>
 inline Floats load_some(const typename Kind::Item *at, int64_t n) {
