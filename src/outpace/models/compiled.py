@@ -73,7 +73,7 @@ class _Model(ctypes.Structure):
     )
 
 
-_SCRATCH = "h x qkv q attended act rounded scales sums sums_seen parts"
+_SCRATCH = "h qkv q attended act normed rounded scales sums sums_seen parts"
 
 
 class _Pass(ctypes.Structure):
@@ -82,8 +82,8 @@ class _Pass(ctypes.Structure):
         *_fields(_Address, "tokens positions lengths slots keys values"),
         ("capacity", _Number),
         *_fields(_Address, "paths depths angles taps logits top top_logprob"),
-        *_fields(_Address, "h x qkv q attended act rounded scales sums"),
-        *_fields(_Number, "rounded_size scales_size"),
+        *_fields(_Address, "h qkv q attended act normed rounded scales sums"),
+        *_fields(_Number, "normed_size rounded_size scales_size"),
         *_fields(_Address, "sums_seen parts"),
         ("last", _Number),
     )
@@ -352,14 +352,16 @@ class CompiledDecoder:
         head = round_up(c.head_dim, self._width)
         q = c.heads * head
         qkv = (c.heads + 2 * c.kv_heads) * c.head_dim
-        each = (c.hidden_size, c.hidden_size, qkv, q, q, c.mlp_size)
+        each = (c.hidden_size, qkv, q, q, c.mlp_size)
         pairs, folded = batch * c.kv_heads, rows * (c.heads // c.kv_heads)
         in_parts = pairs < threads and folded <= self._group
         sizes = [batch * rows * n for n in each]
-        widest = round_up(max(c.hidden_size, q, c.mlp_size), BLOCK)
-        at_once = min(batch * rows, self._rows) if self._converts else 0
-        p.rounded_size, p.scales_size = at_once * widest, at_once * (widest // _LEAST_STRETCH)
-        sizes += [threads * n for n in (p.rounded_size // 2, p.scales_size, p.scales_size)]
+        at_once = min(batch * rows, self._rows)
+        widest = round_up(max(c.hidden_size, q, c.mlp_size), BLOCK) if self._converts else 0
+        p.normed_size, p.rounded_size = at_once * c.hidden_size, at_once * widest
+        p.scales_size = at_once * (widest // _LEAST_STRETCH)
+        of_thread = p.normed_size, p.rounded_size // 2, p.scales_size, p.scales_size
+        sizes += [threads * n for n in of_thread]
         sizes.append(threads * 2 * self._group * head)
         sizes.append(pairs * chunks * folded * (head + 2) if in_parts else 0)
         sizes = [round_up(n, BLOCK) for n in sizes]

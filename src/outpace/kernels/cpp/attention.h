@@ -124,12 +124,14 @@ void score_path(const Row &row, const Head<Kind> &head) {
 
 // Turns scores into e^(score - largest).
 inline void soften(const Row &row, Seen &seen) {
-    const float none = -std::numeric_limits<float>::infinity();
-    float *weights = row.weight(row.begin / WIDTH * WIDTH);
-    float *end = row.weight((row.end + WIDTH - 1) / WIDTH * WIDTH);
-    std::fill(weights, row.weight(row.begin), none);
-    std::fill(row.weight(row.end), end, none);
-    Floats most = fill(none);
+    const Floats none = fill(-std::numeric_limits<float>::infinity());
+    const int64_t first = row.begin / WIDTH * WIDTH, last = (row.end - 1) / WIDTH * WIDTH;
+    float *weights = row.weight(first), *end = row.weight(last) + WIDTH;
+    const Floats begins = read<Floats>(weights);
+    Fp32::store(weights, lanes() < fill_ints(row.begin - first) ? none : begins);
+    const Floats ends = read<Floats>(end - WIDTH);
+    Fp32::store(end - WIDTH, lanes() < fill_ints(row.end - last) ? ends : none);
+    Floats most = none;
     for (float *w = weights; w < end; w += WIDTH) {
         const Floats s = read<Floats>(w);
         most = s > most ? s : most;
@@ -234,7 +236,7 @@ void attend(const View *views, int64_t n, const Head<Kind> &head, int64_t from, 
     for (int64_t i = 0; i < some; i++) {
         if (rows[i].path) score_path(rows[i], head);
         soften(rows[i], *of[i]);
-        std::fill(rows[i].sum, rows[i].sum + head.dim, 0.0f);
+        for (int64_t d = 0; d < head.dim; d += WIDTH) Fp32::store(rows[i].sum + d, Floats{});
     }
     each_tile([&](const Row *tile, int64_t m) { mix_tile(tile, m, head); });
 }

@@ -41,11 +41,28 @@ struct Inputs {
     const int32_t *sums;
 };
 
-// Room for inputs of up to ROWS rows that are not multiplied as they are.
+// Where a layer's inputs come from: rows [rows, in], and the weight [in] of an RMS norm before the
+// layer, or null.
+struct Source {
+    const float *x, *norm = nullptr;
+    float eps = 0;
+};
+
+// A thread's room for inputs of up to ROWS rows that are not multiplied as they are.
+struct RoomSizes {
+    int64_t normed, rounded, scales;
+};
+
 struct Room {
-    int16_t *values;  // [rows, in], in rounded up to pairs
-    float *scales;    // [rows, stretches]
+    float *normed;     // [rows, in]
+    int16_t *rounded;  // [rows, in], in rounded up to pairs
+    float *scales;     // [rows, stretches]
     int32_t *sums;
+
+    Room of(int64_t thread, const RoomSizes &sizes) const {
+        return {normed + thread * sizes.normed, rounded + thread * sizes.rounded,
+                scales + thread * sizes.scales, sums + thread * sizes.scales};
+    }
 };
 
 // What a tile of rows and a stretch of a block's inputs need.
@@ -291,32 +308,55 @@ inline void narrow_row(const float *x, int64_t in, int16_t *values) {
 }
 #endif
 
-// Rows x [rows <= 96, in] as a layer's weights take them. Every thread does so for itself: that is
+// out = x / sqrt(mean(x^2) + eps) * weight, of one row (Zhang and Sennrich, 2019).
+void rms_norm(const float *x, const float *weight, int64_t n, float eps, float *out) {
+    Floats squares = {};
+    int64_t i = 0;
+    for (; i + WIDTH <= n; i += WIDTH) {
+        const Floats some = read<Floats>(x + i);
+        squares = fma(some, some, squares);
+    }
+    if (i < n) {
+        const Floats rest = load_some<Fp32>(x + i, n - i);
+        squares = fma(rest, rest, squares);
+    }
+    const float scale = 1.0f / std::sqrt(sum(squares) / (float)n + eps);
+    for (i = 0; i < n; i++) out[i] = x[i] * scale * weight[i];
+}
+
+// Rows [row, row + rows) as a layer's weights take them. Every thread does so for itself: that is
 // quicker than to wait for a part of it from each.
-inline Inputs taken(const Matrix &w, const float *x, int64_t rows, const Room &room) {
+inline Inputs taken(const Matrix &w, const Source &source, int64_t row, int64_t rows,
+                    const Room &room) {
+    const float *x = source.x + row * w.in;
+    if (source.norm) {
+        for (int64_t r = 0; r < rows; r++)
+            rms_norm(x + r * w.in, source.norm, w.in, source.eps, room.normed + r * w.in);
+        x = room.normed;
+    }
     const int64_t pairs = (w.in + 1) / 2;
     if (w.quantised()) {
         const int64_t stretches = (w.in + w.stretch - 1) / w.stretch;
         for (int64_t r = 0; r < rows; r++)
-            round_row(x + r * w.in, w.in, w.stretch, room.values + r * 2 * pairs,
+            round_row(x + r * w.in, w.in, w.stretch, room.rounded + r * 2 * pairs,
                       room.scales + r * stretches, room.sums + r * stretches);
-        return {room.values, pairs, room.scales, room.sums};
+        return {room.rounded, pairs, room.scales, room.sums};
     }
 #ifdef PAIRS_OF_BF16
     if (w.kind == BF16_PAIRS) {
         for (int64_t r = 0; r < rows; r++)
-            narrow_row(x + r * w.in, w.in, room.values + r * 2 * pairs);
-        return {room.values, pairs, nullptr, nullptr};
+            narrow_row(x + r * w.in, w.in, room.rounded + r * 2 * pairs);
+        return {room.rounded, pairs, nullptr, nullptr};
     }
 #endif
     return {x, w.in, nullptr, nullptr};
 }
 
-// A thread's share of a linear layer of rows x [rows, in]. Work is shared by the half block, 16
+// A thread's share of a linear layer of some rows. Work is shared by the half block, 16
 // outputs and the 16 that stand 32 further. Once per row and block, `done` is called with
 // (row, block, from, to, values [64]).
 template <class Done>
-void linear(const Matrix &w, const float *x, int64_t rows, const Room &room, int thread,
+void linear(const Matrix &w, const Source &source, int64_t rows, const Room &room, int thread,
             int threads, Done done) {
     const int64_t halves = 2 * ((w.out + BLOCK - 1) / BLOCK);
     const int64_t begin = halves * thread / threads, end = halves * (thread + 1) / threads;
@@ -324,7 +364,7 @@ void linear(const Matrix &w, const float *x, int64_t rows, const Room &room, int
     alignas(64) float out[ROWS * BLOCK];
     for (int64_t row = 0; row < rows; row += ROWS) {
         const int64_t some = std::min(ROWS, rows - row);
-        const Inputs own = taken(w, x + row * w.in, some, room);
+        const Inputs own = taken(w, source, row, some, room);
         for (int64_t half = begin; half < end;) {
             const int64_t next = std::min(end, half / 2 * 2 + 2), block = half / 2;
             const int64_t from = half % 2 * (HALF / 2), to = from + (next - half) * (HALF / 2);

@@ -55,7 +55,8 @@ inline void softmax(const float *logits, int64_t n, float temperature, float *p)
     for (int64_t i = 0; i < n; i += WIDTH) {
         const Floats x = row_vector(logits, n, i, -std::numeric_limits<float>::infinity());
         const Floats e = exp((x - most) * by);
-        store_some(p + i, e, std::min<int64_t>(WIDTH, n - i));
+        if (i + WIDTH <= n) Fp32::store(p + i, e);
+        else store_some(p + i, e, n - i);
         mass += e;
     }
     const float scale = 1.0f / sum(mass);

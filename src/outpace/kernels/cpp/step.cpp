@@ -6,6 +6,9 @@
 
 #include <omp.h>
 
+#include <atomic>
+#include <thread>
+
 #include "attention.h"
 #include "linear.h"
 #include "sample.h"
@@ -42,12 +45,12 @@ struct Pass {
     float *logits;                      // [batch * rows, vocab] or null
     int64_t *top;                       // [batch * rows] with the logits: the likeliest token
     float *top_logprob;                 // and its log-probability
-    float *h, *x, *qkv, *q, *attended, *act;  // room for [batch * rows, ..] of each
-    Room room;                                // of the first thread, for a layer's inputs
-    int64_t rounded_size, scales_size;         // and how much further the next thread's are
-    float *sums_seen;                         // [threads, 2, GROUP, padded head_dim]
-    float *parts;                             // [chunks, folded rows, padded head_dim + 2]
-    int64_t last;                             // layers to run the attention of
+    float *h, *qkv, *q, *attended, *act;  // room for [batch * rows, ..] of each
+    Room room;           // of the first thread, for a layer's inputs
+    RoomSizes sizes;     // and how much further the next thread's are
+    float *sums_seen;    // [threads, 2, GROUP, padded head_dim]
+    float *parts;        // [chunks, folded rows, padded head_dim + 2]
+    int64_t last;        // layers to run the attention of
 };
 
 // A pass and further ones of a row each, over what every pass's last row draws: a draft.
@@ -75,53 +78,51 @@ void with_kind(int32_t kind, F f) {
 
 int64_t padded(int64_t dim) { return (dim + WIDTH - 1) / WIDTH * WIDTH; }
 
-// out = x / sqrt(mean(x^2) + eps) * weight, of one row (Zhang and Sennrich, 2019).
-void rms_norm(const float *x, const float *weight, int64_t n, float eps, float *out) {
-    Floats squares = {};
-    int64_t i = 0;
-    for (; i + WIDTH <= n; i += WIDTH) {
-        const Floats some = read<Floats>(x + i);
-        squares = fma(some, some, squares);
+// Where the threads of a pass meet. It takes less than OpenMP's, which wakes sleepers every time.
+class Meeting {
+  public:
+    // Waits until every thread has called it as often as this one: `due` calls in all.
+    void wait(int64_t due) {
+        arrived.fetch_add(1, std::memory_order_acq_rel);
+        for (int64_t spins = 0; arrived.load(std::memory_order_acquire) < due; spins++) {
+            if (spins < PATIENCE) relax();
+            else std::this_thread::yield();  // there are more threads than cores
+        }
     }
-    if (i < n) {
-        const Floats rest = load_some<Fp32>(x + i, n - i);
-        squares = fma(rest, rest, squares);
-    }
-    const float scale = 1.0f / std::sqrt(sum(squares) / (float)n + eps);
-    for (i = 0; i < n; i++) out[i] = x[i] * scale * weight[i];
-}
+
+  private:
+    static constexpr int64_t PATIENCE = 1 << 12;
+    alignas(64) std::atomic<int64_t> arrived{0};
+};
 
 // One thread of a pass.
 class Worker {
   public:
-    Worker(const Model &m, const Pass &p, int thread, int threads)
+    Worker(const Model &m, const Pass &p, Meeting &meeting, int thread, int threads)
         : m(m),
           p(p),
+          meeting(meeting),
           thread(thread),
           threads(threads),
           count(p.batch * p.rows),
-          room{p.room.values + thread * p.rounded_size, p.room.scales + thread * p.scales_size,
-               p.room.sums + thread * p.scales_size} {}
+          room(p.room.of(thread, p.sizes)) {}
 
     void run() {
         share(count, [&](int64_t r) { embed(r); });
         for (int64_t i = 0; i < m.layers; i++) {
             const Layer &l = m.layer[i];
-            normed(l.input_norm);
-            store(l.qkv, p.x, p.qkv);
+            store(l.qkv, normed(l.input_norm), p.qkv);
             const int64_t each = m.heads + 2 * m.kv_heads;
             share(count * each, [&](int64_t k) { remember(l, i, k / each, k % each); });
             if (i >= p.last) return;
             attend_all(l, i);
-            add(l.out, p.attended);
-            normed(l.mlp_norm);
-            gate(l.gate_up);
-            add(l.down, p.act);
+            add(l.out, {p.attended});
+            gate(l.gate_up, normed(l.mlp_norm));
+            add(l.down, {p.act});
             if (p.taps && p.taps[i]) share(count, [&](int64_t r) { tap(r, p.taps[i]); });
         }
         if (!p.logits) return;
-        normed(m.norm);
-        store(m.head, p.x, p.logits);
+        store(m.head, normed(m.norm), p.logits);
         share(count, [&](int64_t r) {
             find_top(p.logits + r * m.head.out, m.head.out, p.top + r, p.top_logprob + r);
         });
@@ -130,9 +131,11 @@ class Worker {
   private:
     const Model &m;
     const Pass &p;
+    Meeting &meeting;
     const int thread, threads;
     const int64_t count;
     const Room room;
+    int64_t due = 0;
 
     // This thread's share of n pieces of work; then it waits for the others.
     template <class F>
@@ -141,9 +144,7 @@ class Worker {
         wait();
     }
 
-    void wait() {
-#pragma omp barrier
-    }
+    void wait() { meeting.wait(due += threads); }
 
     void tap(int64_t r, float *states) {
         const float *h = p.h + r * m.hidden;
@@ -162,24 +163,20 @@ class Worker {
         });
     }
 
-    void normed(const float *weight) {
-        share(count, [&](int64_t r) {
-            rms_norm(p.h + r * m.hidden, weight, m.hidden, m.norm_eps, p.x + r * m.hidden);
-        });
-    }
+    Source normed(const float *weight) const { return {p.h, weight, m.norm_eps}; }
 
     // y = W x + b
-    void store(const Matrix &w, const float *x, float *y) {
+    void store(const Matrix &w, const Source &x, float *y) {
         each_output(w, x, [&](int64_t r, int64_t i, float value) { y[r * w.out + i] = value; });
     }
 
     // h += W x + b
-    void add(const Matrix &w, const float *x) {
+    void add(const Matrix &w, const Source &x) {
         each_output(w, x, [&](int64_t r, int64_t i, float value) { p.h[r * w.out + i] += value; });
     }
 
     template <class F>
-    void each_output(const Matrix &w, const float *x, F f) {
+    void each_output(const Matrix &w, const Source &x, F f) {
         linear(w, x, count, room, thread, threads,
                [&](int64_t r, int64_t block, int64_t from, int64_t to, const float *values) {
                    for (int64_t first : {from, HALF + from}) {
@@ -191,8 +188,8 @@ class Worker {
     }
 
     // SiLU(gate) * up: a block holds 32 outputs of the one and the same 32 of the other.
-    void gate(const Matrix &w) {
-        linear(w, p.x, count, room, thread, threads,
+    void gate(const Matrix &w, const Source &x) {
+        linear(w, x, count, room, thread, threads,
                [&](int64_t r, int64_t block, int64_t from, int64_t to, const float *values) {
                    for (int64_t i = from; i < to; i += WIDTH) {
                        const Floats g = read<Floats>(values + i);
@@ -325,8 +322,9 @@ class Worker {
             typedef decltype(kind) Kind;
             const Head<Kind> keys = cached<Kind>(layer, b, head);
             for (int64_t c = all.begin; c < all.end; c++) {
-                attend(views, n, keys, c * CHUNK, part);
-                for (int64_t i = 0; i < n; i++) ::add(total[i], part[i], wide);
+                const bool first = c == all.begin;
+                attend(views, n, keys, c * CHUNK, first ? total : part);
+                for (int64_t i = 0; i < n && !first; i++) ::add(total[i], part[i], wide);
             }
         });
         for (int64_t i = 0; i < n; i++) finish(b, head, from + i, total[i]);
@@ -404,8 +402,9 @@ int outpace_pairs_of_bf16() {
 }
 
 void outpace_forward(const Model *model, const Pass *pass, int threads) {
+    Meeting meeting;
 #pragma omp parallel num_threads(threads)
-    Worker(*model, *pass, omp_get_thread_num(), omp_get_num_threads()).run();
+    Worker(*model, *pass, meeting, omp_get_thread_num(), omp_get_num_threads()).run();
 }
 
 void outpace_rollout(const Model *model, const Rollout *rollout, int threads) {

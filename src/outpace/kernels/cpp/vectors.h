@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <utility>
 
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
@@ -27,6 +26,15 @@ typedef float Floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));
 typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH)));
+
+// Lets the processor's other thread work while this one waits.
+inline void relax() {
+#if defined(__x86_64__) || defined(_M_X64)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
 
 inline Floats fill(float x) {
 #if defined(__AVX512F__) && defined(__AVX512BW__)
@@ -132,6 +140,13 @@ inline Ints fill_ints(int32_t x) {
 #endif
 }
 
+// 0, 1, 2, ..
+inline Ints lanes() {
+    Ints all;
+    for (int i = 0; i < WIDTH; i++) all[i] = i;
+    return all;
+}
+
 // WIDTH pairs of bytes as pairs of 16 bits, with their signs.
 inline Ints widen_pairs(const void *at) {
 #if defined(__AVX512F__) && defined(__AVX512BW__)
@@ -193,32 +208,14 @@ inline Floats load_some(const typename Kind::Item *at, int64_t n) {
 
 inline void store_some(float *at, Floats x, int64_t n) { std::memcpy(at, &x, n * sizeof(float)); }
 
-// Every other element of a and then of b, from number `first` on.
-template <int first, int... i>
-inline Floats every_other(Floats a, Floats b, std::integer_sequence<int, i...>) {
-#if defined(__clang__) || __GNUC__ >= 12
-    return __builtin_shufflevector(a, b, (2 * i + first)...);
-#else
-    return __builtin_shuffle(a, b, Ints{(2 * i + first)...});
-#endif
-}
-
-// Sums of neighbours: a's in the lower half of the result, b's in the upper.
-inline Floats add_pairs(Floats a, Floats b) {
-    const std::make_integer_sequence<int, WIDTH> all;
-    return every_other<0>(a, b, all) + every_other<1>(a, b, all);
-}
-
-// The sum of each of WIDTH vectors; each is summed alike, whatever the others hold.
-inline Floats sums(Floats *v) {
-    for (int n = WIDTH / 2; n; n /= 2)
-        for (int i = 0; i < n; i++) v[i] = add_pairs(v[2 * i], v[2 * i + 1]);
-    return v[0];
-}
-
 inline float sum(Floats v) {
-    Floats all[WIDTH] = {v};
-    return sums(all)[0];
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+    return _mm512_reduce_add_ps((__m512)v);
+#else
+    for (int n = WIDTH / 2; n; n /= 2)
+        for (int i = 0; i < n; i++) v[i] += v[i + n];
+    return v[0];
+#endif
 }
 
 inline float largest(Floats v) {
