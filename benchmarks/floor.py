@@ -3,9 +3,12 @@
 A step cannot be faster than reading what it needs once: its matrices, and the keys and values
 of the context. The floor is those bytes over the bandwidth at which this machine sums up a
 gigabyte. Random weights, 1, 5 and 9 query rows behind 256 tokens; bandwidth, step and
-transformers' step are measured in turn, and medians taken of their ratios.
+transformers' step are measured in turn, and medians taken of their ratios. With --inductor,
+transformers' step over a static cache joins them as `torch.compile` makes it: static shapes,
+weights frozen, wrapper in C++.
 
     python benchmarks/floor.py
+    python benchmarks/floor.py --inductor --sizes 4M 40M 100M --formats float32 bfloat16 --rows 1 5
 """
 
 from __future__ import annotations
@@ -46,14 +49,14 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=list(FORMATS))
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 5, 9])
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--name", default="floor")
+    parser.add_argument("--inductor", action="store_true")
     options = parser.parse_args()
     ballast = torch.ones(2**28)
     rows = []
     for size in options.sizes:
         for name in options.formats:
             rows += measure(size, name, options, ballast)
-    record(options.name, rows)
+    record("inductor" if options.inductor else "floor", rows)
 
 
 def write(size: str, dtype: torch.dtype, folder: Path, **more: int) -> tuple[Any, int]:
@@ -116,6 +119,8 @@ def measure(
             tokens = torch.arange(n)[None]
             parts = [ballast.sum, partial(ours, tokens)]
             parts += [partial(step, tokens)] if reference is not None else []
+            if reference is not None and options.inductor:
+                parts.append(frozen(reference, config, text, tokens))
             seconds = in_turn(parts, options.repeats)
             floors = [needed * s / (ballast.numel() * 4) for s in seconds[0]]
             row = {
@@ -132,9 +137,39 @@ def measure(
             if reference is not None:
                 row["transformers_ms"] = milliseconds(seconds[2])
                 row["over_transformers"] = ratio(seconds[1], seconds[2])
+            if len(seconds) > 3:
+                row["inductor_ms"] = milliseconds(seconds[3])
+                row["over_inductor"] = ratio(seconds[1], seconds[3])
             found.append(row)
             print(row, flush=True)
     return found
+
+
+def frozen(
+    reference: Any, config: Any, text: torch.Tensor, tokens: torch.Tensor
+) -> Callable[[], Any]:
+    """transformers' step by `torch.compile`; compiled before it is returned."""
+    import torch._inductor.config as inductor
+    from transformers import StaticCache
+
+    inductor.freezing = inductor.cpp_wrapper = True
+    torch._dynamo.reset()
+    cache = StaticCache(config=config, max_cache_len=2 * CONTEXT)
+    with torch.no_grad():
+        reference(input_ids=text[None], past_key_values=cache, use_cache=True)
+    compiled = torch.compile(reference.forward, dynamic=False)
+    positions = torch.arange(CONTEXT, CONTEXT + tokens.shape[1])[None]
+
+    def step() -> None:
+        for layer in cache.layers:
+            layer.cumulative_length.fill_(CONTEXT)
+        with torch.no_grad():
+            compiled(
+                input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True
+            )
+
+    step()
+    return step
 
 
 def in_turn(parts: list[Callable[[], Any]], repeats: int) -> list[list[float]]:

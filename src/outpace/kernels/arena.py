@@ -1,7 +1,7 @@
 """Memory for weights in large pages.
 
 A step walks over all weights, and the processor has to translate the address of
-every page of them: of 2 MB there are 500 times fewer than of 4 KB. The system
+every page of them: of 2 MB there are 512 times fewer than of 4 KB. The system
 gives large pages to whoever asks, where it can; where it cannot, all works the
 same.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 _SIZE = 2**26
-"""Bytes that are asked for at a time; what is not used of them takes no memory."""
+"""Bytes that are asked for at a time; of what is not used only the first page takes memory."""
 
 _LINE = 64
 """Bytes at whose multiples a tensor begins: those of a cache line."""
@@ -28,7 +28,7 @@ class Arena:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """A contiguous copy of a tensor on the CPU; it lives as long as it is held."""
+        """A contiguous copy of a tensor on the CPU; it keeps alive what was asked for with it."""
         size = tensor.numel() * tensor.element_size()
         taken = -(-size // _LINE) * _LINE
         if taken > len(self._free):

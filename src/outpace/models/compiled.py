@@ -7,7 +7,7 @@ arithmetic is fp32: the dtype decides about weights and cache. A bf16 model's
 layers also take their inputs in bf16 where the processor multiplies pairs of it.
 
 What a row computes depends on its own sequence alone, by construction: every
-sum is formed by one thread, in an order that follows from the row's own
+sum is formed by a single thread, in an order that follows from the row's own
 position. So a row gets the same bits in any block, batch or tree.
 """
 
@@ -36,8 +36,8 @@ BLOCK = 64
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _INT8, _INT4, _BF16_PAIRS = 3, 4, 5
 
-_STRETCH, _LEAST_STRETCH = 128, 32
-"""Inputs of an int8 layer that are rounded together, and those of any quantised one at least."""
+_STRETCH = 128
+"""Inputs of an int8 layer that are rounded together."""
 
 _Number, _Address = ctypes.c_int64, ctypes.c_void_p
 
@@ -82,10 +82,8 @@ class _Pass(ctypes.Structure):
         *_fields(_Address, "tokens positions lengths slots keys values"),
         ("capacity", _Number),
         *_fields(_Address, "paths depths angles taps logits top top_logprob"),
-        *_fields(_Address, "h qkv q attended act normed rounded scales sums"),
-        *_fields(_Number, "normed_size rounded_size scales_size"),
-        *_fields(_Address, "sums_seen parts"),
-        ("last", _Number),
+        *_fields(_Address, _SCRATCH),
+        *_fields(_Number, "widest last"),
     )
 
 
@@ -126,14 +124,14 @@ class CompiledDecoder:
         self._width = int(self.library.outpace_width())
         self._group = int(self.library.outpace_group())
         self._chunk = int(self.library.outpace_chunk())
-        self._rows = int(self.library.outpace_rows())
-        self._converts = False  # whether inputs of layers are converted for their weights
+        self._alone = int(self.library.outpace_alone())
         self._arena = Arena()
         self._kept: list[Tensor] = []  # what the structures point to
         embedding = load(EMBEDDING)
         self.dtype = embedding.dtype
         paired = self.dtype == torch.bfloat16 and self.library.outpace_pairs_of_bf16()
         self._multiplies_bf16 = bool(paired)
+        self._converts = quantization is not None or self._multiplies_bf16  # inputs of layers
         embedding = narrowest(embedding)
         layers = []
         for i in range(config.layers):
@@ -185,7 +183,6 @@ class CompiledDecoder:
     ) -> _Matrix:
         out, size = weight.shape
         where = None if bias is None else self._vector(bias)
-        self._converts |= quantization is not None or self._multiplies_bf16
         if quantization is None and self._multiplies_bf16:
             pairs = self._keep(step_blocks(weight))
             return _Matrix(pairs, None, where, size, out, 0, _BF16_PAIRS)
@@ -353,17 +350,15 @@ class CompiledDecoder:
         q = c.heads * head
         qkv = (c.heads + 2 * c.kv_heads) * c.head_dim
         each = (c.hidden_size, qkv, q, q, c.mlp_size)
-        pairs, folded = batch * c.kv_heads, rows * (c.heads // c.kv_heads)
-        in_parts = pairs < threads and folded <= self._group
         sizes = [batch * rows * n for n in each]
-        at_once = min(batch * rows, self._rows)
-        widest = round_up(max(c.hidden_size, q, c.mlp_size), BLOCK) if self._converts else 0
-        p.normed_size, p.rounded_size = at_once * c.hidden_size, at_once * widest
-        p.scales_size = at_once * (widest // _LEAST_STRETCH)
-        of_thread = p.normed_size, p.rounded_size // 2, p.scales_size, p.scales_size
-        sizes += [threads * n for n in of_thread]
+        taken = max(batch * rows, threads * min(batch * rows, self._alone))
+        p.widest = round_up(max(c.hidden_size, q, c.mlp_size), BLOCK) if self._converts else 0
+        scales = p.widest // int(self.library.outpace_least_stretch())
+        sizes += [taken * n for n in (c.hidden_size, p.widest // 2, scales, scales)]
         sizes.append(threads * 2 * self._group * head)
-        sizes.append(pairs * chunks * folded * (head + 2) if in_parts else 0)
+        pairs = batch * c.kv_heads
+        folded = min(rows * (c.heads // c.kv_heads), self._group)  # a rollout's later passes: fewer
+        sizes.append(pairs * chunks * folded * (head + 2) if pairs < threads else 0)
         sizes = [round_up(n, BLOCK) for n in sizes]
         if len(self._scratch) < sum(sizes):
             self._scratch = _floats(sum(sizes))
@@ -406,20 +401,21 @@ def narrowest(weight: Tensor) -> Tensor:
 
 def blocks(weight: Tensor) -> Tensor:
     """`[out, n]` as `[blocks, n, 64]`."""
-    return _whole(weight, BLOCK).view(-1, BLOCK, weight.shape[1]).transpose(1, 2).contiguous()
+    return _whole(weight, BLOCK).view(-1, BLOCK, weight.shape[1]).transpose(1, 2)
 
 
 def paired_blocks(weight: Tensor) -> Tensor:
     """`[out, n]` as `[blocks, n, 32, 2]`: output i of a block beside output 32 + i."""
     halves = _whole(weight, BLOCK).view(-1, 2, BLOCK // 2, weight.shape[1])
-    return halves.permute(0, 3, 2, 1).contiguous()
+    return halves.permute(0, 3, 2, 1)
 
 
 def step_blocks(values: Tensor) -> Tensor:
     """`[out, n]` as `[blocks, n / 2, 64, 2]`: an output's values of two inputs side by side."""
-    values = _whole(F.pad(values, (0, values.shape[1] % 2)), BLOCK)
-    pairs = values.view(-1, BLOCK, values.shape[1] // 2, 2)
-    return pairs.transpose(1, 2).contiguous()
+    if values.shape[1] % 2:
+        values = F.pad(values, (0, 1))
+    pairs = _whole(values, BLOCK).view(-1, BLOCK, values.shape[1] // 2, 2)
+    return pairs.transpose(1, 2)
 
 
 def by_turns(parts: Sequence[Tensor]) -> Tensor:

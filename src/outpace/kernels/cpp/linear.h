@@ -1,12 +1,12 @@
 // Linear layers over packed weights: few rows, each computed alike however many there are.
 //
 // A weight [out, in] lies in blocks of 64 outputs, [out / 64, in, 64]. An output is a sum of
-// partial sums over stretches of inputs, each in ascending order: neither the number of rows,
-// nor that of threads, nor the width of the processor's vectors changes a bit of it.
+// partial sums over stretches of inputs, each in a fixed order: neither the number of rows, nor
+// that of threads, nor the width of the processor's vectors changes a bit of it.
 //
 // Quantised weights are multiplied as integers: the inputs of a stretch are rounded to 16 bits
 // of their largest, which is finer than bf16, and the partial sum of a stretch is exact. Where the
-// processor multiplies pairs of bf16, a bf16 model's inputs may be rounded to bf16 for that.
+// processor multiplies pairs of bf16, a bf16 model's inputs are rounded to bf16 for that.
 #pragma once
 
 #include <algorithm>
@@ -30,6 +30,8 @@ struct Matrix {
     int32_t kind;
 
     bool quantised() const { return kind == INT8 || kind == INT4; }
+    // Whether inputs are multiplied as something else than fp32.
+    bool converts() const { return quantised() || kind == BF16_PAIRS; }
 };
 
 // Inputs [rows, in] as they are multiplied: values, or integers with a scale and their sum per
@@ -41,28 +43,12 @@ struct Inputs {
     const int32_t *sums;
 };
 
-// Where a layer's inputs come from: rows [rows, in], and the weight [in] of an RMS norm before the
-// layer, or null.
-struct Source {
-    const float *x, *norm = nullptr;
-    float eps = 0;
-};
-
-// A thread's room for inputs of up to ROWS rows that are not multiplied as they are.
-struct RoomSizes {
-    int64_t normed, rounded, scales;
-};
-
+// Room for the inputs of some rows that are not multiplied as they are.
 struct Room {
     float *normed;     // [rows, in]
     int16_t *rounded;  // [rows, in], in rounded up to pairs
     float *scales;     // [rows, stretches]
     int32_t *sums;
-
-    Room of(int64_t thread, const RoomSizes &sizes) const {
-        return {normed + thread * sizes.normed, rounded + thread * sizes.rounded,
-                scales + thread * sizes.scales, sums + thread * sizes.scales};
-    }
 };
 
 // What a tile of rows and a stretch of a block's inputs need.
@@ -258,7 +244,7 @@ inline void multiply(const Matrix &w, int64_t block, int64_t from, int64_t to, c
 #ifdef PAIRS_OF_BF16
         case BF16_PAIRS: return multiply_block<Bf16Pairs>(w, block, from, to, x, rows, out);
 #endif
-        default: return multiply_block<Int4>(w, block, from, to, x, rows, out);
+        case INT4: return multiply_block<Int4>(w, block, from, to, x, rows, out);
     }
 }
 
@@ -295,7 +281,7 @@ inline void round_row(const float *x, int64_t in, int64_t stretch, int16_t *valu
         for (int i = 0; i < WIDTH; i++) *sums += total[i];
         sums++;
     }
-    if (in % 2) values[in] = 0;
+    if (in % 2) std::memset(values + in, 0, sizeof *values);
 }
 
 #ifdef PAIRS_OF_BF16
@@ -304,12 +290,12 @@ inline void narrow_row(const float *x, int64_t in, int16_t *values) {
     int64_t i = 0;
     for (; i + WIDTH <= in; i += WIDTH) store_bf16(values + i, read<Floats>(x + i), WIDTH);
     if (i < in) store_bf16(values + i, load_some<Fp32>(x + i, in - i), in - i);
-    if (in % 2) values[in] = 0;
+    if (in % 2) std::memset(values + in, 0, sizeof *values);
 }
 #endif
 
 // out = x / sqrt(mean(x^2) + eps) * weight, of one row (Zhang and Sennrich, 2019).
-void rms_norm(const float *x, const float *weight, int64_t n, float eps, float *out) {
+inline void rms_norm(const float *x, const float *weight, int64_t n, float eps, float *out) {
     Floats squares = {};
     int64_t i = 0;
     for (; i + WIDTH <= n; i += WIDTH) {
@@ -324,47 +310,35 @@ void rms_norm(const float *x, const float *weight, int64_t n, float eps, float *
     for (i = 0; i < n; i++) out[i] = x[i] * scale * weight[i];
 }
 
-// Rows [row, row + rows) as a layer's weights take them. Every thread does so for itself: that is
-// quicker than to wait for a part of it from each.
-inline Inputs taken(const Matrix &w, const Source &source, int64_t row, int64_t rows,
-                    const Room &room) {
-    const float *x = source.x + row * w.in;
-    if (source.norm) {
-        for (int64_t r = 0; r < rows; r++)
-            rms_norm(x + r * w.in, source.norm, w.in, source.eps, room.normed + r * w.in);
-        x = room.normed;
-    }
-    const int64_t pairs = (w.in + 1) / 2;
-    if (w.quantised()) {
-        const int64_t stretches = (w.in + w.stretch - 1) / w.stretch;
-        for (int64_t r = 0; r < rows; r++)
-            round_row(x + r * w.in, w.in, w.stretch, room.rounded + r * 2 * pairs,
-                      room.scales + r * stretches, room.sums + r * stretches);
-        return {room.rounded, pairs, room.scales, room.sums};
-    }
-#ifdef PAIRS_OF_BF16
-    if (w.kind == BF16_PAIRS) {
-        for (int64_t r = 0; r < rows; r++)
-            narrow_row(x + r * w.in, w.in, room.rounded + r * 2 * pairs);
-        return {room.rounded, pairs, nullptr, nullptr};
-    }
-#endif
-    return {x, w.in, nullptr, nullptr};
+// What a layer's weights take instead of rows x [rows, in]; `take` puts a row of it into the room.
+inline Inputs taken(const Matrix &w, const float *x, const Room &room) {
+    if (!w.converts()) return {x, w.in, nullptr, nullptr};
+    return {room.rounded, (w.in + 1) / 2, room.scales, room.sums};
 }
 
-// A thread's share of a linear layer of some rows. Work is shared by the half block, 16
+inline void take(const Matrix &w, const float *x, int64_t row, const Room &room) {
+    int16_t *rounded = room.rounded + row * ((w.in + 1) / 2 * 2);
+#ifdef PAIRS_OF_BF16
+    if (w.kind == BF16_PAIRS) return narrow_row(x, w.in, rounded);
+#endif
+    const int64_t stretches = (w.in + w.stretch - 1) / w.stretch;
+    round_row(x, w.in, w.stretch, rounded, room.scales + row * stretches,
+              room.sums + row * stretches);
+}
+
+// A thread's share of a linear layer of some rows of inputs. Work is shared by the half block, 16
 // outputs and the 16 that stand 32 further. Once per row and block, `done` is called with
 // (row, block, from, to, values [64]).
 template <class Done>
-void linear(const Matrix &w, const Source &source, int64_t rows, const Room &room, int thread,
-            int threads, Done done) {
+void linear(const Matrix &w, const Inputs &x, int64_t rows, int thread, int threads, Done done) {
     const int64_t halves = 2 * ((w.out + BLOCK - 1) / BLOCK);
     const int64_t begin = halves * thread / threads, end = halves * (thread + 1) / threads;
-    if (begin == end) return;
+    const int64_t stretches = w.quantised() ? (w.in + w.stretch - 1) / w.stretch : 0;
     alignas(64) float out[ROWS * BLOCK];
     for (int64_t row = 0; row < rows; row += ROWS) {
         const int64_t some = std::min(ROWS, rows - row);
-        const Inputs own = taken(w, source, row, some, room);
+        const char *values = (const char *)x.values + row * x.stride * 4;  // floats or pairs
+        const Inputs own{values, x.stride, x.scales + row * stretches, x.sums + row * stretches};
         for (int64_t half = begin; half < end;) {
             const int64_t next = std::min(end, half / 2 * 2 + 2), block = half / 2;
             const int64_t from = half % 2 * (HALF / 2), to = from + (next - half) * (HALF / 2);

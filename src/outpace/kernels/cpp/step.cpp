@@ -2,16 +2,18 @@
 //
 // Called with the model's parameters and a pass over B sequences of T rows each, everything by
 // address. Threads share the outputs of each part of a layer and wait for each other between
-// the parts; every value is computed by one thread, in an order that follows from its row alone.
+// the parts; a value is computed by a single thread, in an order that follows from its row alone.
 
 #include <omp.h>
 
 #include <atomic>
-#include <thread>
 
 #include "attention.h"
 #include "linear.h"
 #include "sample.h"
+
+constexpr int64_t ALONE = 16;          // rows whose inputs every thread takes for itself, at most
+constexpr int64_t LEAST_STRETCH = 32;  // of a quantised layer
 
 struct Layer {
     Matrix qkv, out, gate_up, down;
@@ -46,11 +48,11 @@ struct Pass {
     int64_t *top;                       // [batch * rows] with the logits: the likeliest token
     float *top_logprob;                 // and its log-probability
     float *h, *qkv, *q, *attended, *act;  // room for [batch * rows, ..] of each
-    Room room;           // of the first thread, for a layer's inputs
-    RoomSizes sizes;     // and how much further the next thread's are
-    float *sums_seen;    // [threads, 2, GROUP, padded head_dim]
-    float *parts;        // [chunks, folded rows, padded head_dim + 2]
-    int64_t last;        // layers to run the attention of
+    Room room;         // of rows for which every thread fills its own, or of all rows
+    float *sums_seen;  // [threads, 2, GROUP, padded head_dim]
+    float *parts;      // [chunks, folded rows, padded head_dim + 2]
+    int64_t widest;    // inputs of a layer, at most, rounded up to whole blocks
+    int64_t last;      // layers to run the attention of
 };
 
 // A pass and further ones of a row each, over what every pass's last row draws: a draft.
@@ -78,21 +80,23 @@ void with_kind(int32_t kind, F f) {
 
 int64_t padded(int64_t dim) { return (dim + WIDTH - 1) / WIDTH * WIDTH; }
 
-// Where the threads of a pass meet. It takes less than OpenMP's, which wakes sleepers every time.
+// Where the threads of a pass meet. libgomp's barrier takes longer: it makes a system call each
+// time, whether anybody sleeps or not.
 class Meeting {
   public:
     // Waits until every thread has called it as often as this one: `due` calls in all.
-    void wait(int64_t due) {
-        arrived.fetch_add(1, std::memory_order_acq_rel);
-        for (int64_t spins = 0; arrived.load(std::memory_order_acquire) < due; spins++) {
-            if (spins < PATIENCE) relax();
-            else std::this_thread::yield();  // there are more threads than cores
+    void wait(int due) {
+        int seen = arrived.fetch_add(1, std::memory_order_acq_rel) + 1;
+        arrived.notify_all();
+        for (int spins = 0; seen < due; seen = arrived.load(std::memory_order_acquire)) {
+            if (spins++ < PATIENCE) relax();
+            else arrived.wait(seen, std::memory_order_acquire);
         }
     }
 
   private:
-    static constexpr int64_t PATIENCE = 1 << 12;
-    alignas(64) std::atomic<int64_t> arrived{0};
+    static constexpr int PATIENCE = 1 << 13;
+    alignas(64) std::atomic<int> arrived{0};
 };
 
 // One thread of a pass.
@@ -105,24 +109,25 @@ class Worker {
           thread(thread),
           threads(threads),
           count(p.batch * p.rows),
-          room(p.room.of(thread, p.sizes)) {}
+          alone(count <= ALONE),
+          room(alone ? own_room() : p.room) {}
 
     void run() {
         share(count, [&](int64_t r) { embed(r); });
         for (int64_t i = 0; i < m.layers; i++) {
             const Layer &l = m.layer[i];
-            store(l.qkv, normed(l.input_norm), p.qkv);
+            store(l.qkv, inputs(l.qkv, p.h, l.input_norm), p.qkv);
             const int64_t each = m.heads + 2 * m.kv_heads;
             share(count * each, [&](int64_t k) { remember(l, i, k / each, k % each); });
             if (i >= p.last) return;
             attend_all(l, i);
-            add(l.out, {p.attended});
-            gate(l.gate_up, normed(l.mlp_norm));
-            add(l.down, {p.act});
+            add(l.out, inputs(l.out, p.attended));
+            gate(l.gate_up, inputs(l.gate_up, p.h, l.mlp_norm));
+            add(l.down, inputs(l.down, p.act));
             if (p.taps && p.taps[i]) share(count, [&](int64_t r) { tap(r, p.taps[i]); });
         }
         if (!p.logits) return;
-        store(m.head, normed(m.norm), p.logits);
+        store(m.head, inputs(m.head, p.h, m.norm), p.logits);
         share(count, [&](int64_t r) {
             find_top(p.logits + r * m.head.out, m.head.out, p.top + r, p.top_logprob + r);
         });
@@ -134,8 +139,9 @@ class Worker {
     Meeting &meeting;
     const int thread, threads;
     const int64_t count;
+    const bool alone;  // whether every thread norms and converts all inputs for itself
     const Room room;
-    int64_t due = 0;
+    int due = 0;
 
     // This thread's share of n pieces of work; then it waits for the others.
     template <class F>
@@ -163,21 +169,39 @@ class Worker {
         });
     }
 
-    Source normed(const float *weight) const { return {p.h, weight, m.norm_eps}; }
+    Room own_room() const {
+        const int64_t row = thread * count, stretches = p.widest / LEAST_STRETCH;
+        return {p.room.normed + row * m.hidden, p.room.rounded + row * p.widest,
+                p.room.scales + row * stretches, p.room.sums + row * stretches};
+    }
+
+    // Rows x [count, in] as a layer's weights take them, behind an RMS norm if it has a weight. Of
+    // few rows every thread takes all: that is quicker than to wait for a part from each.
+    Inputs inputs(const Matrix &w, const float *x, const float *norm = nullptr) {
+        const float *source = norm ? room.normed : x;
+        auto take_row = [&](int64_t r) {
+            if (norm) rms_norm(x + r * w.in, norm, w.in, m.norm_eps, room.normed + r * w.in);
+            if (w.converts()) take(w, source + r * w.in, r, room);
+        };
+        if (!norm && !w.converts()) return taken(w, x, room);
+        if (!alone) share(count, take_row);
+        for (int64_t r = 0; alone && r < count; r++) take_row(r);
+        return taken(w, source, room);
+    }
 
     // y = W x + b
-    void store(const Matrix &w, const Source &x, float *y) {
+    void store(const Matrix &w, const Inputs &x, float *y) {
         each_output(w, x, [&](int64_t r, int64_t i, float value) { y[r * w.out + i] = value; });
     }
 
     // h += W x + b
-    void add(const Matrix &w, const Source &x) {
+    void add(const Matrix &w, const Inputs &x) {
         each_output(w, x, [&](int64_t r, int64_t i, float value) { p.h[r * w.out + i] += value; });
     }
 
     template <class F>
-    void each_output(const Matrix &w, const Source &x, F f) {
-        linear(w, x, count, room, thread, threads,
+    void each_output(const Matrix &w, const Inputs &x, F f) {
+        linear(w, x, count, thread, threads,
                [&](int64_t r, int64_t block, int64_t from, int64_t to, const float *values) {
                    for (int64_t first : {from, HALF + from}) {
                        const int64_t last = std::min(first + to - from, w.out - block * BLOCK);
@@ -188,8 +212,8 @@ class Worker {
     }
 
     // SiLU(gate) * up: a block holds 32 outputs of the one and the same 32 of the other.
-    void gate(const Matrix &w, const Source &x) {
-        linear(w, x, count, room, thread, threads,
+    void gate(const Matrix &w, const Inputs &x) {
+        linear(w, x, count, thread, threads,
                [&](int64_t r, int64_t block, int64_t from, int64_t to, const float *values) {
                    for (int64_t i = from; i < to; i += WIDTH) {
                        const Floats g = read<Floats>(values + i);
@@ -324,7 +348,8 @@ class Worker {
             for (int64_t c = all.begin; c < all.end; c++) {
                 const bool first = c == all.begin;
                 attend(views, n, keys, c * CHUNK, first ? total : part);
-                for (int64_t i = 0; i < n && !first; i++) ::add(total[i], part[i], wide);
+                if (first) continue;
+                for (int64_t i = 0; i < n; i++) ::add(total[i], part[i], wide);
             }
         });
         for (int64_t i = 0; i < n; i++) finish(b, head, from + i, total[i]);
@@ -392,7 +417,8 @@ extern "C" {
 int outpace_width() { return WIDTH; }
 int outpace_group() { return GROUP; }
 int outpace_chunk() { return CHUNK; }
-int outpace_rows() { return ROWS; }
+int outpace_alone() { return ALONE; }
+int outpace_least_stretch() { return LEAST_STRETCH; }
 int outpace_pairs_of_bf16() {
 #ifdef PAIRS_OF_BF16
     return 1;
