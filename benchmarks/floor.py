@@ -117,29 +117,30 @@ def measure(
         for n in options.rows:
             needed = fixed + kv_row * (CONTEXT + n) * item
             tokens = torch.arange(n)[None]
-            parts = [ballast.sum, partial(ours, tokens)]
-            parts += [partial(step, tokens)] if reference is not None else []
-            if reference is not None and options.inductor:
-                parts.append(frozen(reference, config, text, tokens))
-            seconds = in_turn(parts, options.repeats)
-            floors = [needed * s / (ballast.numel() * 4) for s in seconds[0]]
+            parts = {"sum": ballast.sum, "ours": partial(ours, tokens)}
+            if n > 1:
+                parts["one row"] = partial(ours, tokens[:, :1])
+            if reference is not None:
+                parts["transformers"] = partial(step, tokens)
+                if options.inductor:
+                    parts["inductor"] = frozen(reference, config, text, tokens)
+            spent = dict(zip(parts, in_turn(list(parts.values()), options.repeats), strict=True))
+            floors = [needed * s / (ballast.numel() * 4) for s in spent["sum"]]
             row = {
                 "size": size,
                 "parameters": parameters,
                 "format": name,
                 "rows": n,
                 "floor_ms": milliseconds(floors),
-                "outpace_ms": milliseconds(seconds[1]),
-                "over_floor": ratio(seconds[1], floors),
+                "outpace_ms": milliseconds(spent["ours"]),
+                "over_floor": ratio(spent["ours"], floors),
             }
-            if found:
-                row["over_one_row"] = round(row["outpace_ms"] / found[0]["outpace_ms"], 3)
-            if reference is not None:
-                row["transformers_ms"] = milliseconds(seconds[2])
-                row["over_transformers"] = ratio(seconds[1], seconds[2])
-            if len(seconds) > 3:
-                row["inductor_ms"] = milliseconds(seconds[3])
-                row["over_inductor"] = ratio(seconds[1], seconds[3])
+            if n > 1:
+                row["over_one_row"] = ratio(spent["ours"], spent["one row"])
+            for peer in ("transformers", "inductor"):
+                if peer in spent:
+                    row[f"{peer}_ms"] = milliseconds(spent[peer])
+                    row[f"over_{peer}"] = ratio(spent["ours"], spent[peer])
             found.append(row)
             print(row, flush=True)
     return found
