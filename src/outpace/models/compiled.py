@@ -341,7 +341,7 @@ class CompiledDecoder:
         needed = batch, rows, chunks, reach, threads
         if needed == self._room:
             return
-        self._room = needed
+        self._room = (0, 0, 0, 0, 0)  # until all is there
         if len(self._angles) < reach:
             self._angles = self._table(min(2 * reach, self.context_length))
         c, p = self.config, self._pass
@@ -366,6 +366,7 @@ class CompiledDecoder:
         for name, size in zip(_SCRATCH.split(), sizes, strict=True):
             setattr(p, name, at)
             at += self._scratch.element_size() * size
+        self._room = needed
 
 
 def _floats(*shape: int) -> Tensor:
