@@ -101,7 +101,7 @@ def measure(
     prefill(model, cache, 0, text.tolist())
     theirs = DynamicCache(config=config)
     item = torch.finfo(dtype).bits // 8
-    fixed = model.weight_bytes - config.vocab_size * config.hidden_size * item  # of the embedding
+    fixed = matrix_bytes(model, config)
 
     def ours(tokens: torch.Tensor) -> None:
         model.forward(tokens, tokens + CONTEXT, cache, [0])
@@ -144,6 +144,12 @@ def measure(
             found.append(row)
             print(row, flush=True)
     return found
+
+
+def matrix_bytes(model: CompiledDecoder, config: Any) -> int:
+    """What a step reads of the parameters: all but the embedding, of which it looks up rows."""
+    item = torch.finfo(model.dtype).bits // 8
+    return model.weight_bytes - config.vocab_size * config.hidden_size * item
 
 
 def frozen(

@@ -25,7 +25,7 @@ import torch
 
 import outpace
 from environment import record
-from floor import FORMATS, in_turn, milliseconds, ratio, write
+from floor import FORMATS, in_turn, matrix_bytes, milliseconds, ratio, write
 from outpace.bench.prompts import held_out_prompts
 from outpace.kernels import load_library
 from outpace.models import inspect_checkpoint, load_model, load_tokenizer, prefill
@@ -64,7 +64,6 @@ def long_context(
         model = load_model(source, dtype, "cpu", compile=True, quantize=quantize)
     assert isinstance(model, CompiledDecoder)
     cache = model.new_cache(1, max(options.contexts))
-    embedding = config.vocab_size * config.hidden_size * torch.finfo(dtype).bits // 8
     rows = []
     for n in options.contexts:
         reset_peak()
@@ -77,7 +76,7 @@ def long_context(
         steps = [partial(_step, model, cache, k) for k in (1, 5)]
         seconds = in_turn([ballast.sum, *steps], options.repeats)
         kv = kv_bytes(cache)
-        needed = model.weight_bytes - embedding + kv * cache.lengths[0] / cache.capacity
+        needed = matrix_bytes(model, config) + kv * cache.lengths[0] / cache.capacity
         floors = [needed * s / (ballast.numel() * 4) for s in seconds[0]]
         row = {
             "format": name,

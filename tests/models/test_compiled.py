@@ -71,6 +71,11 @@ def wide(saved):
     return saved("llama-320", "Llama", WIDE)
 
 
+def load_as(one, kind):
+    """In a dtype, or in fp32 and quantised."""
+    return one.load(kind) if kind in DTYPES else one.load("fp32", quantize=kind)
+
+
 # --- to the last bit ------------------------------------------------------------------------
 
 
@@ -261,13 +266,13 @@ def test_nothing_is_written_where_there_is_no_room(saved, margins, kind):
     many = {"num_attention_heads": 32, "num_key_value_heads": 1, "head_dim": 8, "hidden_size": 256}
     more = {"max_position_embeddings": 2048, "intermediate_size": 71}
     one = saved("llama-32-heads", "Llama", many | more)
-    model = one.load(kind) if kind in DTYPES else one.load("fp32", quantize=kind)
+    model = load_as(one, kind)
     cache = model.new_cache(3, 2048)
     for slot, length in enumerate((1100, 7, 130)):
         prefill(model, cache, slot, text(length))
 
     def tightly(run, batch, rows, *more):
-        model._scratch, model._room = compiled._floats(0), (0, 0, 0, 0, 0)
+        model._scratch, model._room = compiled._floats(0), None
         positions = torch.tensor(cache.lengths[:batch])[:, None] + torch.arange(rows)
         run(torch.ones(batch, rows, dtype=torch.int64), positions, cache, range(batch), *more)
 
@@ -374,7 +379,7 @@ def test_what_is_not_a_number_is_not_rounded_to_one(saved, kind, odd):
     weights = load_file(file)
     weights["model.embed_tokens.weight"][5, 3] = odd
     save_file(weights, file, {"format": "pt"})
-    model = one.load(kind) if kind in DTYPES else one.load("fp32", quantize=kind)
+    model = load_as(one, kind)
     logits = in_blocks(model, [4, 7, 5], 1)
     assert logits[:2].isfinite().all()
     assert logits[2].isnan().all()

@@ -246,9 +246,11 @@ class Engine:
         In company a row may round otherwise than alone, and decide otherwise. The
         next round is a plain one, which decides as plain decoding does.
         """
-        (batch, rows), branched = logits.shape[:2], not all(t.is_chain for t in draft.trees)
-        doubt = self.target.doubt(batch, rows, branched) if rows > 1 and logits.shape[2] > 1 else 0
-        if not doubt or not any(r.params.greedy for r in running):
+        batch, rows, vocabulary = logits.shape
+        if rows == 1 or vocabulary == 1 or not any(r.params.greedy for r in running):
+            return emissions
+        doubt = self.target.doubt(batch, rows, not all(t.is_chain for t in draft.trees))
+        if not doubt:
             return emissions
         best = logits.topk(2, -1).values
         near = (best[..., 0] - best[..., 1] <= doubt * best.abs().amax(-1)).tolist()

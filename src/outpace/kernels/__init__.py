@@ -1,4 +1,4 @@
-"""Compiled kernels: the sources, how they are compiled, and calls of the small ones."""
+"""Compiled kernels: how they are compiled, room for weights, and calls of the small ones."""
 
 from .arena import Arena
 from .compiler import SOURCES, load_library

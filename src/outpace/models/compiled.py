@@ -6,9 +6,9 @@ are kept in the narrowest format that holds them exactly, or quantised, and
 arithmetic is fp32: the dtype decides about weights and cache. A bf16 model's
 layers also take their inputs in bf16 where the processor multiplies pairs of it.
 
-What a row computes depends on its own sequence alone, by construction: every
-sum is formed by a single thread, in an order that follows from the row's own
-position. So a row gets the same bits in any block, batch or tree.
+What a row computes depends on its own sequence alone, by construction: no
+partial sum is divided among threads, and all are added in an order that follows
+from the row's own position. So a row gets the same bits in any block, batch or tree.
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ class CompiledDecoder:
         self._group = int(self.library.outpace_group())
         self._chunk = int(self.library.outpace_chunk())
         self._alone = int(self.library.outpace_alone())
+        self._least_stretch = int(self.library.outpace_least_stretch())
         self._arena = Arena()
         self._kept: list[Tensor] = []  # what the structures point to
         embedding = load(EMBEDDING)
@@ -162,7 +163,7 @@ class CompiledDecoder:
         self._model_at, self._pass_at = ctypes.byref(self._model), ctypes.byref(self._pass)
         self._count = config.layers
         self._each_layer = _Address * config.layers
-        self._room = (0, 0, 0, 0, 0)
+        self._room: tuple[int, ...] | None = None  # what there is room for
 
     @property
     def weight_bytes(self) -> int:
@@ -341,7 +342,7 @@ class CompiledDecoder:
         needed = batch, rows, chunks, reach, threads
         if needed == self._room:
             return
-        self._room = (0, 0, 0, 0, 0)  # until all is there
+        self._room = None  # until all is there
         if len(self._angles) < reach:
             self._angles = self._table(min(2 * reach, self.context_length))
         c, p = self.config, self._pass
@@ -353,7 +354,7 @@ class CompiledDecoder:
         sizes = [batch * rows * n for n in each]
         taken = max(batch * rows, threads * min(batch * rows, self._alone))
         p.widest = round_up(max(c.hidden_size, q, c.mlp_size), BLOCK) if self._converts else 0
-        scales = p.widest // int(self.library.outpace_least_stretch())
+        scales = p.widest // self._least_stretch
         sizes += [taken * n for n in (c.hidden_size, p.widest // 2, scales, scales)]
         sizes.append(threads * 2 * self._group * head)
         pairs = batch * c.kv_heads

@@ -2,7 +2,8 @@
 //
 // Called with the model's parameters and a pass over B sequences of T rows each, everything by
 // address. Threads share the outputs of each part of a layer and wait for each other between
-// the parts; a value is computed by a single thread, in an order that follows from its row alone.
+// the parts. No partial sum is divided among threads, and all are added in an order that follows
+// from the row alone.
 
 #include <omp.h>
 
@@ -184,8 +185,9 @@ class Worker {
             if (w.converts()) take(w, source + r * w.in, r, room);
         };
         if (!norm && !w.converts()) return taken(w, x, room);
-        if (!alone) share(count, take_row);
-        for (int64_t r = 0; alone && r < count; r++) take_row(r);
+        if (alone)
+            for (int64_t r = 0; r < count; r++) take_row(r);
+        else share(count, take_row);
         return taken(w, source, room);
     }
 
