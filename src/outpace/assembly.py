@@ -14,6 +14,7 @@ from .engine.checks import (
     check_max_len,
     check_request,
 )
+from .engine.pipeline import make_pipeline
 from .generator import Generator, Messages, Prompt, encode
 from .models.loading import (
     Compile,
@@ -59,8 +60,13 @@ class Assembly:
     ) -> None:
         self._k, self._max_batch = check_k(k), check_max_batch(max_batch)
         self._rule = make_verifier(verifier)
+        self.remarks: list[str] = []
         if drafter is not None:
             check_compatible(ModelDrafter, self._rule)
+            if not self._rule.lossless:
+                self.remarks.append(
+                    f"the verifier {verifier!r} is lossy: sampled text is not the target's"
+                )
         self._device = choose_device(device)
         self._dtype, self._compile, self._quantize = dtype, compile, quantize
         choose_dtype(dtype, None, self._device)
@@ -72,11 +78,10 @@ class Assembly:
         self.tokenizer = load_tokenizer(self._target)
         self._eos = eos_token_ids(self._target, self.tokenizer)
         self._draft: Source | None = None
-        self.remarks: list[str] = []
         if drafter is not None:
             self._draft = inspect_checkpoint(drafter)
             check_runner(self._draft, self._device, compile, None)
-            self.remarks = check_vocabularies(
+            self.remarks += check_vocabularies(
                 self.tokenizer, load_tokenizer(self._draft), self._draft.vocab_size
             )
 
@@ -93,7 +98,10 @@ class Assembly:
         """
         ids, _, _ = encode(self.tokenizer, prompts, messages)
         for prompt in ids:
-            check_request(prompt, params, self._target.vocab_size, self._max_len, self._rule)
+            vocab_size = self._target.vocab_size
+            check_request(prompt, params, vocab_size, self._max_len, self._rule)
+            eos = self._eos if params.eos_token_ids is None else params.eos_token_ids
+            make_pipeline(params, prompt, vocab_size, eos, self.tokenizer, torch.device("cpu"))
 
     def load(self, progress: Progress = lambda what, done, total: None) -> Generator:
         """Read the weights.
@@ -151,9 +159,12 @@ def load(
         drafter: a smaller checkpoint of the same vocabulary ("demo-draft" is
             shipped); None is plain decoding.
         k: tokens drafted per round; 0 is plain decoding.
-        verifier: the rule for requests that sample: "token", which accepts most;
-            "match", whose seeded texts are plain decoding's, token by token; or
-            "greedy", which takes requests at temperature 0 only.
+        verifier: the rule for requests that sample: "token"; "block", which
+            accepts somewhat more; "match", whose seeded texts are plain
+            decoding's, token by token; "coupled", whose seeded texts depend on
+            the target alone, too, and which accepts more than "match"; "greedy",
+            which takes requests at temperature 0 only; or "typical", which is
+            lossy: its texts are not the target's.
         dtype: "float32", "bfloat16" or "float16"; by default the checkpoint's
             where this machine is fast at it, else float32.
         device: "cpu", "cuda", "cuda:N" or "mps"; by default the best there is.

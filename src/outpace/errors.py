@@ -35,6 +35,10 @@ class ContextLengthError(OutpaceError, ValueError):
     """A request needs more positions than the model or the cache has."""
 
 
+class DeadEndError(OutpaceError, ValueError):
+    """A request's constraint and transforms leave no token to go on with."""
+
+
 class NumericsError(OutpaceError, ArithmeticError):
     """A model's logits are not numbers."""
 

@@ -127,12 +127,10 @@ class Generator:
         requests: list[Request] = []
         try:
             for index, (prompt, p) in enumerate(zip(ids, all_params, strict=True)):
-                detokenizer = self.tokenizer.detokenizer(prompt) if self.tokenizer else None
-                requests.append(
-                    self.engine.submit(
-                        prompt, p, eos=self.eos_token_ids, detokenizer=detokenizer, index=index
-                    )
+                request = self.engine.submit(
+                    prompt, p, eos=self.eos_token_ids, tokenizer=self.tokenizer, index=index
                 )
+                requests.append(request)
         except Exception:
             for request in requests:
                 self.engine.cancel(request)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Real
@@ -25,8 +26,9 @@ from the residual after a rejection), `bonus` (drawn from p after a full
 acceptance), `plain` (nothing was proposed)."""
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
-"""`stop`: an EOS token or stop string; `length`: `max_new_tokens`; `context`: no
-positions are left; `cancelled`: the caller let go."""
+"""`stop`: an EOS token, a stop string, or a constraint that allows nothing more;
+`length`: `max_new_tokens`; `context`: no positions are left; `cancelled`: the
+caller let go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,25 @@ class SamplingParams:
         temperature: 0 is greedy decoding (argmax, no division); must be >= 0.
         top_k: keep the k most likely tokens (ties with the k-th stay); None is off.
         top_p: keep the smallest set of most likely tokens whose mass reaches this.
+        min_p: drop tokens less than this times as likely as the likeliest; 0 is off.
+        repetition_penalty: divides positive and multiplies negative logits of tokens
+            that stand in prompt or text; 1 is off, more than 1 repeats less.
+        presence_penalty, frequency_penalty: subtracted from the logits of tokens that
+            stand in the text, once and per occurrence; 0 is off.
+        no_repeat_ngram: no so many tokens in a row stand twice in prompt and text.
+        logit_bias: added to these ids' logits; -inf forbids one.
+        bad_words: what must not stand in the text: words, or sequences of token ids.
+        min_new_tokens: no EOS token before so many have been emitted.
+        json_schema, regex, grammar: what the text must be: valid by a JSON schema
+            (True for any JSON object), matched by a regular expression, or derived
+            from a Lark grammar. One of them at most.
+        transforms: functions called as transformers calls logits processors, with
+            `input_ids` `[R, L]` and `scores` `[R, V]` of rows with prefixes of one
+            length. They must depend on these alone: most prefixes they see are of
+            drafts that are dropped again.
+        transform_draft: whether drafts are shaped by all that looks at a prefix, too.
+            The law is the same either way; acceptance and cost are not.
+        logprobs: so many of the likeliest tokens are reported with each token.
         seed: all noise of the request follows from it; None draws a fresh one.
         max_new_tokens: emitted tokens at most, EOS included; at least 1.
         stop: strings that end the text; they and what follows are cut from it.
@@ -51,6 +72,20 @@ class SamplingParams:
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
+    min_new_tokens: int = 0
+    json_schema: str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    transforms: tuple[Callable[..., Any], ...] = ()
+    transform_draft: bool = True
+    logprobs: int = 0
     seed: int | None = None
     max_new_tokens: int = 256
     stop: tuple[str, ...] = ()
@@ -58,10 +93,25 @@ class SamplingParams:
     on_context_full: Literal["stop", "error"] = "stop"
 
     def __post_init__(self) -> None:
-        for name in ("top_k", "seed", "max_new_tokens"):
+        whole = ("top_k", "seed", "max_new_tokens", "no_repeat_ngram", "min_new_tokens", "logprobs")
+        for name in whole:
             object.__setattr__(self, name, _whole(getattr(self, name)))
         _check_number("temperature", self.temperature, 0.0, math.inf, "0 is greedy decoding")
         _check_number("top_p", self.top_p, 0.0, 1.0, "1 switches it off", open_low=True)
+        _check_number("min_p", self.min_p, 0.0, 1.0, "0 switches it off")
+        penalty = self.repetition_penalty
+        _check_number("repetition_penalty", penalty, 0.0, math.inf, "1 is off", open_low=True)
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check_number(name, getattr(self, name), -math.inf, math.inf, "0 switches it off")
+        check_whole_number("min_new_tokens", self.min_new_tokens, 0, "0 switches it off")
+        check_whole_number("logprobs", self.logprobs, 0, "0 switches it off")
+        if self.no_repeat_ngram is not None:
+            check_whole_number("no_repeat_ngram", self.no_repeat_ngram, 1, "leave it out instead")
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+        object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
+        object.__setattr__(self, "json_schema", _schema(self.json_schema))
+        object.__setattr__(self, "transforms", _functions(self.transforms))
+        self._check_constraint()
         if self.top_k is not None:
             check_whole_number("top_k", self.top_k, 1, "leave it out to keep every token")
         if self.seed is not None:
@@ -82,6 +132,26 @@ class SamplingParams:
             raise OptionError(
                 f"on_context_full must be 'stop' or 'error', not {self.on_context_full!r}"
             )
+
+    def _check_constraint(self) -> None:
+        given = self.constraint_fields
+        for name in given:
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise OptionError(f"{name} takes text that is not empty, not {value!r}")
+        if len(given) > 1:
+            raise OptionError(f"{' and '.join(given)} exclude each other: give one of them")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise OptionError(
+                f"min_new_tokens={self.min_new_tokens} is more than "
+                f"max_new_tokens={self.max_new_tokens}: lower it"
+            )
+
+    @property
+    def constraint_fields(self) -> tuple[str, ...]:
+        """Which of the fields that constrain the text are set."""
+        names = ("json_schema", "regex", "grammar")
+        return tuple(n for n in names if getattr(self, n) is not None)
 
     @property
     def greedy(self) -> bool:
@@ -110,12 +180,11 @@ def _check_number(
     name: str, value: Any, low: float, high: float, hint: str, *, open_low: bool = False
 ) -> None:
     number = isinstance(value, Real) and not isinstance(value, bool)
-    good = number and low <= value <= high and value < math.inf and (value > low or not open_low)
-    if not good:
-        bound = f"{'>' if open_low else '>='} {low:g}" + (
-            f" and <= {high:g}" if high < math.inf else ""
-        )
-        raise OptionError(f"{name} must be a number {bound}, not {value!r} ({hint})")
+    good = number and low <= value <= high and abs(value) < math.inf
+    if not good or (open_low and value <= low):
+        above = f" {'>' if open_low else '>='} {low:g}" if low > -math.inf else ""
+        below = f" and <= {high:g}" if high < math.inf else ""
+        raise OptionError(f"{name} must be a number{above}{below}, not {value!r} ({hint})")
 
 
 def check_whole_number(
@@ -155,6 +224,74 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(values, (tuple, list)) or not all(isinstance(v, str) and v for v in values):
         raise OptionError(f"{name} takes non-empty strings, not {value!r}")
     return tuple(values)
+
+
+def _bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs of token id and what is added to its logit, in order of ids."""
+    if value is None:
+        return ()
+    try:
+        pairs = [(_whole(i), x) for i, x in dict(value).items()]
+    except (TypeError, ValueError):
+        raise OptionError(f"logit_bias takes a dict of token id to number, not {value!r}") from None
+    for i, x in pairs:
+        check_whole_number("a token id in logit_bias", i, 0, "ids of the target's vocabulary")
+        if not isinstance(x, Real) or isinstance(x, bool) or math.isnan(x) or x == math.inf:
+            raise OptionError(
+                f"logit_bias of token {i} must be a number or -inf, not {x!r} (-inf forbids it)"
+            )
+    return tuple(sorted((i, float(x)) for i, x in pairs))
+
+
+def _bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
+    """Words, and sequences of ids."""
+    if value is None:
+        return ()
+    found: list[str | tuple[int, ...]] = []
+    for word in (value,) if isinstance(value, str) else value:
+        if isinstance(word, str):
+            found += _strings("bad_words", word)
+            continue
+        ids = tuple(_whole(i) for i in (word if hasattr(word, "__iter__") else (word,)))
+        if not ids:
+            raise OptionError("bad_words has an empty sequence of token ids: leave it out")
+        for i in ids:
+            check_whole_number("a token id in bad_words", i, 0, "ids of the target's vocabulary")
+        found.append(ids)
+    return tuple(found)
+
+
+def _schema(value: Any) -> Any:
+    """A JSON schema as text."""
+    if value is None or value is False:
+        return None
+    if value is True:
+        return '{"type": "object"}'
+    if hasattr(value, "model_json_schema"):  # a pydantic model
+        value = value.model_json_schema()
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise OptionError(f"json_schema is not JSON ({error}): give a JSON schema") from error
+    if not isinstance(value, (Mapping, bool)):
+        raise OptionError(f"json_schema takes a JSON schema (a dict, or its text), not {value!r}")
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"json_schema cannot be written as JSON ({error})") from error
+
+
+def _functions(value: Any) -> tuple[Callable[..., Any], ...]:
+    if value is None:
+        return ()
+    functions = (value,) if callable(value) else tuple(value)
+    wrong = next((f for f in functions if not callable(f)), None)
+    if wrong is not None:
+        raise OptionError(
+            f"transforms takes functions (input_ids, scores) -> scores, not {wrong!r}"
+        )
+    return functions
 
 
 @dataclass(frozen=True)
@@ -227,7 +364,9 @@ class TokenEvent:
             or a possible stop string is still open. The events' texts joined
             are the result's text.
         logprob: natural log of the target model's own probability, before
-            temperature, top-k and top-p.
+            transforms, temperature, top-k, top-p and min-p.
+        top_logprobs: the likeliest tokens' ids and log-probabilities, as many as
+            `SamplingParams.logprobs` asks for.
         provenance, depth: where it came from; depth is its place in its round,
             from 1.
         index: 0 for the first prompt of a batch, and so on.
@@ -239,6 +378,7 @@ class TokenEvent:
     provenance: Provenance
     depth: int
     index: int = 0
+    top_logprobs: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Every drafter with every verifier it may be put together with, alone and in ragged batches.
 
 At temperature 0 the tokens are plain decoding's. Sampled, the first tokens
-have the target's law: a χ² test with a false-alarm rate of 1e-6 each (seeds
-are fixed). What may not be put together is refused.
+have the target's law, or with a lossy rule another: a χ² test with a false-alarm
+rate of 1e-6 each (seeds are fixed). What may not be put together is refused.
 """
 
 from __future__ import annotations
@@ -73,6 +73,9 @@ def test_sampled_texts_have_the_targets_law(drafter, verifier, max_batch):
     }
     observed = [found[w] for w in law]
     expected = [6000 * p for p in law.values()]
+    if not engine.verifier.lossless:
+        assert stats.chisquare(observed, expected).pvalue < 1e-6
+        return
     assert stats.chisquare(observed, expected).pvalue > 1e-6
     draft_law = [
         6000 * float(NEAR.table[0, 1, a] * NEAR.table[1, a, b] * NEAR.table[a, b, c])

@@ -103,8 +103,8 @@ def test_another_rule_would_be_noticed(monkeypatch):
     """The control: with the noise of another round some verdict is another."""
     verify = kernels.verify
 
-    def broken(library, p, q, tokens, lengths, accept, target):
-        return verify(library, p, q, tokens, lengths, accept.flip(0), target)
+    def broken(library, by_block, p, q, tokens, lengths, accept, target):
+        return verify(library, by_block, p, q, tokens, lengths, accept.flip(0), target)
 
     monkeypatch.setattr(kernels, "verify", broken)
     rounds = [round_of(seeded(seed), 16, 4, True) for seed in range(20)]

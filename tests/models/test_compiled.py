@@ -37,7 +37,7 @@ from outpace.models.compiled import CompiledDecoder, blocks, by_turns, narrowest
 from outpace.models.lean import LeanDecoder
 from outpace.models.loading import choose_dtype
 from outpace.models.quantize import QUANTIZATIONS, Quantized, choose_quantization
-from outpace.sampling import Warp
+from outpace.sampling import DraftNoise, Keys, Warp
 from outpace.types import Rows, SamplingParams, Tree
 
 try:
@@ -504,14 +504,16 @@ class StepByStep:
         self.device, self.dtype = model.device, model.dtype
 
 
-def draft_with(model, library, temperatures, texts, budgets, cut=()):
+def draft_with(model, library, temperatures, texts, budgets, cut=(), races=False):
     """A draft, what the cache then holds, and a second draft behind what was kept of it."""
     drafter = ModelDrafter(model, model.vocab_size)
     drafter.start(4, model.context_length)
     slots = [3, 0, 2][: len(texts)]
     params = [SamplingParams(temperature=t, max_new_tokens=9) for t in temperatures]
     warp = Warp(params, model.vocab_size, torch.device("cpu"), library)
-    noise = torch.rand(len(texts), 5, generator=torch.Generator().manual_seed(1)).double()
+    uniforms = torch.rand(len(texts), 5, generator=torch.Generator().manual_seed(1)).double()
+    keys = Keys(torch.tensor([5, -(2**63), 2**60]), torch.tensor([9, 2**33, 3]))
+    noise = DraftNoise(keys=keys.select(slice(len(texts)))) if races else DraftNoise(uniforms)
     for slot, ids in zip(slots, texts, strict=True):
         drafter.open(Context(slot, ids))
     made = []
@@ -527,12 +529,14 @@ def draft_with(model, library, temperatures, texts, budgets, cut=()):
 
 @pytest.mark.parametrize("temperatures", [(0.0,), (0.8,), (0.0, 0.9, 1.0), (0.0, 0.0, 0.0)])
 @pytest.mark.parametrize("budgets", [(5, 5, 5), (1, 5, 3), (2, 1, 1)])
-def test_a_rollout_is_its_steps(saved, temperatures, budgets):
+@pytest.mark.parametrize("races", [False, True])
+def test_a_rollout_is_its_steps(saved, temperatures, budgets, races):
     """After full acceptance the cache lacks a token: then the first pass has two rows."""
     model = saved("llama-tied-gqa").load()
     texts = [text(20), text(60, seed=1), text(33, seed=2)][: len(temperatures)]
     given = model.library, temperatures, texts, budgets[: len(texts)], (5, 2, 0)[: len(texts)]
-    rolled, stepped = draft_with(model, *given), draft_with(StepByStep(model), *given)
+    rolled = draft_with(model, *given, races=races)
+    stepped = draft_with(StepByStep(model), *given, races=races)
     for (a, held), (b, also_held) in zip(rolled, stepped, strict=True):
         assert held == also_held
         for i, tree in enumerate(a.trees):
@@ -562,7 +566,7 @@ def test_a_rollout_is_used_and_can_differ(saved, monkeypatch):
 
     def shifted(self, *args):
         calls.append(args)
-        return rollout(self, *args[:-1], args[-1].flip(1))
+        return rollout(self, *args[:-1], DraftNoise(args[-1].uniforms.flip(1)))
 
     monkeypatch.setattr(type(model), "rollout", shifted)
     given = model.library, (1.0,), [text(20)], (5,), (5,)
@@ -578,5 +582,5 @@ def test_filters_are_drawn_through_step_by_step(saved):
     drafter.open(Context(0, text(9)))
     params = SamplingParams(temperature=1.0, top_k=1)
     warp = Warp([params], model.vocab_size, torch.device("cpu"), model.library)
-    draft = drafter.draft([Context(0, text(9))], [4], warp, torch.rand(1, 4).double())
+    draft = drafter.draft([Context(0, text(9))], [4], warp, DraftNoise(torch.rand(1, 4).double()))
     assert draft.tokens[0].tolist() == greedy(model, text(9), 4)

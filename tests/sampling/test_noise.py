@@ -38,7 +38,11 @@ def one(seed: int, stream: int, position: int, index: int) -> float:
 @given(
     st.integers(0, 2**64 - 1),
     st.lists(
-        st.tuples(st.sampled_from(list(Stream)), st.integers(0, 300), st.integers(1, 9)),
+        st.tuples(
+            st.sampled_from([Stream.DRAFT, Stream.ACCEPT, Stream.TARGET]),
+            st.integers(0, 300),
+            st.integers(1, 9),
+        ),
         max_size=6,
     ),
 )

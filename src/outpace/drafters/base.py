@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from ..sampling import Warp
+from ..sampling import DraftNoise, Warp
 from ..types import Draft, Law
 
 
@@ -57,13 +57,17 @@ class Drafter(Protocol):
         """A sequence begins; `features` are the prompt's tapped states, last token excepted."""
 
     def draft(
-        self, contexts: Sequence[Context], budgets: Sequence[int], warp: Warp, noise: Tensor | None
+        self,
+        contexts: Sequence[Context],
+        budgets: Sequence[int],
+        warp: Warp,
+        noise: DraftNoise | None,
     ) -> Draft:
         """Propose up to `budgets[b]` tokens along a path for each sequence.
 
         Args:
             warp: the sequences' own sampling parameters.
-            noise: `[B, N]` uniforms, float64; None when every sequence is greedy.
+            noise: what tokens are drawn with; None when every sequence is greedy.
         """
         ...
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..models.base import ForwardOutput, LanguageModel, RollsOut, Top, prefill, upload
 from ..models.cache import SlotCache
-from ..sampling import Warp, argmax, categorical, law_device
+from ..sampling import DraftNoise, Warp, argmax, law_device
 from ..trees import chain
 from ..types import Draft, Law, PointMass, Rows
 from .base import Commit, Context
@@ -66,7 +66,11 @@ class ModelDrafter:
             self._cache.truncate(commit.slot, self._cache.lengths[commit.slot] - surplus)
 
     def draft(
-        self, contexts: Sequence[Context], budgets: Sequence[int], warp: Warp, noise: Tensor | None
+        self,
+        contexts: Sequence[Context],
+        budgets: Sequence[int],
+        warp: Warp,
+        noise: DraftNoise | None,
     ) -> Draft:
         room = self.model.context_length
         budgets = [
@@ -83,7 +87,7 @@ class ModelDrafter:
             [contexts[i] for i in live],
             [budgets[i] for i in live],
             warp.select(live),
-            None if noise is None else noise[upload(torch.tensor(live), noise.device)],
+            None if noise is None else noise.select(upload(torch.tensor(live), warp.device)),
         )
         at = upload(torch.tensor(live), drawn.device)
         tokens = drawn.new_zeros(len(contexts), drawn.shape[1]).index_copy_(0, at, drawn)
@@ -93,14 +97,18 @@ class ModelDrafter:
         return Draft(tokens, law, trees=trees)
 
     def _draw(
-        self, contexts: Sequence[Context], budgets: Sequence[int], warp: Warp, noise: Tensor | None
+        self,
+        contexts: Sequence[Context],
+        budgets: Sequence[int],
+        warp: Warp,
+        noise: DraftNoise | None,
     ) -> tuple[Tensor, Law]:
         """Draft tokens `[B, N]` and their law for sequences with budgets >= 1."""
         slots = [c.slot for c in contexts]
         for slot, budget in zip(slots, budgets, strict=True):
             self._drafted[slot] = budget - 1
         missing, block, positions = self._missing(contexts)
-        if self._rolls_out and (warp.all_greedy or warp.only_temperature):
+        if self._rolls_out and (warp.only_temperature or (warp.all_greedy and not warp.shapes)):
             ends = [len(m) - 1 for m in missing]
             heat = None if warp.all_greedy else warp.temperatures
             rollout = cast(RollsOut, self.model).rollout
@@ -108,17 +116,26 @@ class ModelDrafter:
             return drawn, PointMass() if law is None else Rows(law)
         tokens: list[Tensor] = []
         rows: list[Tensor] = []
+        paths: list[list[int]] = [[] for _ in slots]
         for step in range(max(budgets)):
             if step == 0:
                 out = self._catch_up(missing, block, positions, slots)
             else:
                 out = self._step(tokens[-1], slots, budgets, step)
-            if warp.all_greedy:
+            logits = None if warp.all_greedy and not warp.shapes else self._logits(out)
+            if logits is not None and warp.shapes:
+                logits = warp.shape(logits, [[path] for path in paths]).logits
+            if logits is None:
                 tokens.append(self._likeliest(out))
+            elif warp.all_greedy:
+                tokens.append(argmax(logits))
             else:
                 assert noise is not None
-                rows.append(warp(self._logits(out)))  # [B, 1, V]
-                tokens.append(categorical(rows[-1], noise[:, step : step + 1]))
+                rows.append(warp(logits))  # [B, 1, V]
+                tokens.append(noise.draw(rows[-1], step, step))
+            if warp.shapes:  # a host sync
+                for path, token in zip(paths, tokens[-1].flatten().tolist(), strict=True):
+                    path.append(token)
         return torch.cat(tokens, 1), Rows(torch.cat(rows, 1)) if rows else PointMass()
 
     def _missing(self, contexts: Sequence[Context]) -> tuple[list[list[int]], Tensor, Tensor]:

@@ -6,8 +6,7 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,28 +15,25 @@ from torch import Tensor
 from ..drafters.base import Commit, Context, Drafter
 from ..errors import NumericsError
 from ..models.base import ForwardOutput, LanguageModel, Top, prefill, upload
-from ..models.tokenizer import Detokenizer, NullDetokenizer
-from ..sampling import Stream, Warp, law_device
+from ..models.tokenizer import NullDetokenizer, Tokenizer
+from ..sampling import DraftNoise, Keys, Stream, Warp, law_device
 from ..sampling.noise import F64
 from ..trees import block_mask, block_positions, chain
 from ..types import Draft, PointMass, Provenance, SamplingParams, Tree
-from ..verifiers import Noise, TokenVerifier, Verdict, Verifier, follow
+from ..verifiers import GreedyVerifier, Noise, TokenVerifier, Verdict, Verifier
 from .checks import check_compatible, check_k, check_max_batch, check_max_len, check_request
 from .clock import Clock
+from .emission import (
+    Emission,
+    drafted_paths,
+    emissions_of,
+    follow_top,
+    until_stuck,
+    with_tops,
+)
+from .pipeline import make_pipeline
 from .request import Request
 from .stats import Stats
-
-
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """What a round emits of one request: the accepted path, its tokens and one more.
-
-    The one more is lacking where the target's choice is left to a pass of its own.
-    """
-
-    path: list[int]
-    tokens: list[int]
-    logprobs: list[float]
 
 
 class Engine:
@@ -84,7 +80,7 @@ class Engine:
         self._running: list[Request] = []
         self._stepping = False
         self._undecided = False
-        self._warp: Warp | None = None
+        self._warps: dict[bool, Warp] = {}  # by whether it is for drafts
         if self.drafter is not None:
             self.drafter.start(max_batch, self.max_len)
 
@@ -96,10 +92,14 @@ class Engine:
         params: SamplingParams,
         *,
         eos: Sequence[int] = (),
-        detokenizer: Detokenizer | None = None,
+        tokenizer: Tokenizer | None = None,
         index: int = 0,
     ) -> Request:
         """Queue a request of token ids.
+
+        Args:
+            eos: ids that end it, where the parameters do not say.
+            tokenizer: for its text, and for parameters that speak of text.
 
         Raises:
             OptionError, IncompatibleError, ContextLengthError: see `check_request`.
@@ -113,8 +113,11 @@ class Engine:
             seed,
             frozenset(ids),
             self.max_len,
-            detokenizer or NullDetokenizer(),
+            tokenizer.detokenizer(prompt) if tokenizer else NullDetokenizer(),
             index,
+        )
+        request.pipeline = make_pipeline(
+            params, request.tokens, self.target.vocab_size, ids, tokenizer, self._law_device
         )
         self._waiting.append(request)
         return request
@@ -184,12 +187,8 @@ class Engine:
         if self.drafter is None or alone or not any(budgets):
             empty = torch.empty(len(running), 0, dtype=torch.int64, device=self._law_device)
             return Draft(empty, PointMass(), (chain(0),) * len(running))
-        warp = self._warp_of(running)
-        noise = None
-        if not warp.all_greedy:
-            noise = self._noise(
-                [r.noise.at(Stream.DRAFT, len(r.tokens), max(budgets)) for r in running]
-            )
+        warp = self._warp_of(running, for_draft=True)
+        noise = None if warp.all_greedy else self._draft_noise(running, max(budgets))
         draft = self.drafter.draft([_context(r) for r in running], budgets, warp, noise)
         assert isinstance(draft.law, self.drafter.laws)
         assert self.drafter.proposes_trees or all(t.is_chain for t in draft.trees)
@@ -225,21 +224,33 @@ class Engine:
         """
         assert scores.logits is not None
         warp = self._warp_of(running)
-        if warp.all_greedy and self.verifier.lossless:
-            emissions = _follow(draft, scores.top or Top.of(scores.logits))
+        shaped = warp.shape(scores.logits, drafted_paths(draft) if warp.shapes else ())
+        if not warp.all_greedy or not self.verifier.lossless:
+            verdict = self._judge(running, draft, warp, shaped.logits)
+            emissions = emissions_of(draft, scores, verdict)
+        elif warp.shapes:
+            emissions = emissions_of(draft, scores, GreedyVerifier()(shaped.logits, draft))
         else:
-            verdict = self._judge(running, draft, warp, scores.logits)
-            emissions = _emissions(draft, scores, verdict)
-        emissions = self._without_doubt(running, draft, scores.logits, emissions)
+            emissions = follow_top(draft, scores.top or Top.of(scores.logits))
+        if any(shaped.stuck):
+            emissions = until_stuck(emissions, shaped.stuck)
+        emissions = self._without_doubt(running, draft, scores.logits, shaped.logits, emissions)
         if any(math.isnan(x) for e in emissions for x in e.logprobs):
             raise NumericsError(
                 "the target's logits are not numbers: run it in float32 (or bfloat16 instead of "
                 "float16), and check its weights"
             )
+        if any(r.params.logprobs for r in running):
+            emissions = with_tops(emissions, [r.params.logprobs for r in running], scores)
         return emissions
 
     def _without_doubt(
-        self, running: list[Request], draft: Draft, logits: Tensor, emissions: list[Emission]
+        self,
+        running: list[Request],
+        draft: Draft,
+        logits: Tensor,
+        shaped: Tensor,
+        emissions: list[Emission],
     ) -> list[Emission]:
         """Greedy requests stop before a token that is nearly tied with another.
 
@@ -252,15 +263,14 @@ class Engine:
         doubt = self.target.doubt(batch, rows, not all(t.is_chain for t in draft.trees))
         if not doubt:
             return emissions
-        best = logits.topk(2, -1).values
-        near = (best[..., 0] - best[..., 1] <= doubt * best.abs().amax(-1)).tolist()
+        best, ids = shaped.topk(2, -1)
+        size = torch.maximum(best.nan_to_num(neginf=0).abs(), logits.gather(-1, ids).abs())
+        near = (best[..., 0] - best[..., 1] <= doubt * size.amax(-1)).tolist()
         kept = []
         for request, emission, doubtful in zip(running, emissions, near, strict=True):
-            before = [0, *(node + 1 for node in emission.path)]
-            sure = next((i for i, row in enumerate(before) if doubtful[row]), len(before))
-            if request.params.greedy and sure < len(before):
-                path, tokens, logprobs = emission.path, emission.tokens, emission.logprobs
-                emission = Emission(path[:sure], tokens[:sure], logprobs[:sure])
+            sure = next((i for i, row in enumerate(emission.rows) if doubtful[row]), None)
+            if request.params.greedy and sure is not None:
+                emission = emission.cut(sure)
                 self._undecided = True
             kept.append(emission)
         return kept
@@ -270,6 +280,7 @@ class Engine:
         noise = Noise(
             accept=self._noise([r.noise.at(Stream.ACCEPT, len(r.tokens), n) for r in running]),
             target=self._noise([r.noise.along(len(r.tokens), n + 1) for r in running]),
+            keys=self._keys(running) if self.verifier.coupled else None,
         )
         return self.verifier(warp(logits), draft, noise)
 
@@ -282,16 +293,18 @@ class Engine:
     ) -> None:
         commits = []
         for b, (request, emission) in enumerate(zip(running, emissions, strict=True)):
-            path, tokens, logprobs = emission.path, emission.tokens, emission.logprobs
-            tree = draft.trees[b]
+            path, tokens, tree = emission.path, emission.tokens, draft.trees[b]
             last = _last_provenance(tree, path)
             count = 0
-            for token, logprob in zip(tokens, logprobs, strict=True):
+            for token, logprob in zip(tokens, emission.logprobs, strict=True):
                 if request.finish_reason is not None:
                     break
+                top = emission.tops[count] if emission.tops else ()
                 count += 1
                 provenance: Provenance = "draft" if count <= len(path) else last
-                request.push(token, provenance, count, logprob)
+                request.push(token, provenance, count, logprob, top)
+            if emission.stuck and request.finish_reason is None:
+                request.end(emission.failure)
             proposed, length = len(tree), max(tree.depths, default=0)
             steps = length
             stopped = count < len(tokens) or len(tokens) == len(path)
@@ -300,7 +313,7 @@ class Engine:
             for stats in (request.stats, self.stats):
                 stats.count(proposed, length, min(count, len(path)), count, steps)
             if request.finish_reason is None:
-                kept = [0, *(node + 1 for node in path)][: len(tokens)]
+                kept = emission.rows
                 self._cache.commit(_slot(request), kept)
                 features = tuple(t[b, kept] for t in scores.taps)
                 commits.append(Commit(_slot(request), path[: max(0, len(kept) - 1)], features))
@@ -314,7 +327,7 @@ class Engine:
             request = self._waiting.popleft()
             request.slot = self._free.pop(0)
             self._running.append(request)
-            self._warp = None
+            self._warps.clear()
             clock = Clock(self.target.device)
             self._cache.truncate(request.slot, 0)
             prompt = request.tokens[:-1]
@@ -332,7 +345,7 @@ class Engine:
             request = finished[0]
             slot = _slot(request)
             self._running.remove(request)
-            self._warp = None
+            self._warps.clear()
             self._cache.truncate(slot, 0)
             if self.drafter is not None:
                 self.drafter.close(slot)
@@ -345,85 +358,36 @@ class Engine:
     def _taps(self) -> tuple[int, ...]:
         return self.drafter.taps if self.drafter is not None else ()
 
-    def _warp_of(self, running: list[Request]) -> Warp:
-        if self._warp is None:
-            params = [r.params for r in running]
-            library = getattr(self.target, "library", None)
-            self._warp = Warp(params, self.target.vocab_size, self._law_device, library)
-        return self._warp
+    def _warp_of(self, running: list[Request], for_draft: bool = False) -> Warp:
+        if for_draft not in self._warps:
+            pipelines = [
+                r.pipeline if r.params.transform_draft or not for_draft else None for r in running
+            ]
+            self._warps[for_draft] = Warp(
+                [r.params for r in running],
+                self.target.vocab_size,
+                self._law_device,
+                getattr(self.target, "library", None),
+                pipelines,
+            )
+        return self._warps[for_draft]
+
+    def _draft_noise(self, running: list[Request], nodes: int) -> DraftNoise:
+        if self.verifier.coupled:
+            return DraftNoise(keys=self._keys(running))
+        rows = [r.noise.at(Stream.DRAFT, len(r.tokens), nodes) for r in running]
+        return DraftNoise(self._noise(rows))
+
+    def _keys(self, running: list[Request]) -> Keys:
+        seeds = np.array([r.seed for r in running], np.uint64).view(np.int64)
+        first = torch.tensor([len(r.tokens) for r in running])
+        return Keys(
+            upload(torch.from_numpy(seeds), self._law_device), upload(first, self._law_device)
+        )
 
     def _noise(self, rows: list[F64]) -> Tensor:
         stacked = rows[0][None] if len(rows) == 1 else np.stack(rows)
         return upload(torch.from_numpy(stacked), self._law_device)
-
-
-def _follow(draft: Draft, top: Top) -> list[Emission]:
-    """The target's likeliest tokens, as far as they were drafted and one more."""
-    best, logprobs, drafted = _to_host(top.tokens, top.logprobs, draft.tokens)
-    out = []
-    for b, tree in enumerate(draft.trees):
-        path = follow(best[b], drafted[b], tree)
-        before = [0, *(node + 1 for node in path)]  # the row that scored each token
-        tokens = [int(best[b][i]) for i in before]
-        out.append(Emission(path, tokens, [logprobs[b][i] for i in before]))
-    return out
-
-
-def _emissions(draft: Draft, scores: ForwardOutput, verdict: Verdict) -> list[Emission]:
-    """The same from a verdict `[B, ...]`.
-
-    A token's log-probability is its logit's distance to the likeliest's, and that one's own.
-    """
-    logits, path = scores.logits, verdict.path
-    assert logits is not None
-    top = scores.top or Top.of(logits)
-    if logits.device.type == "cpu":
-        return _emissions_on_host(draft, logits, top, verdict)
-    root = path.new_zeros(len(path), 1)
-    before = torch.cat([root, path + 1], 1)  # [B, D + 1] the row that scored each token
-    ids = torch.cat([draft.tokens.gather(1, path.clamp_min(0)), root], 1)
-    ids.scatter_(1, verdict.accepted.unsqueeze(1), verdict.token.unsqueeze(1))
-    sequence = torch.arange(len(path), device=path.device).unsqueeze(1)
-    best = logits[sequence, before, top.tokens.gather(1, before)].double()
-    logprobs = logits[sequence, before, ids].double() - best + top.logprobs.gather(1, before)
-    out = []
-    packed = _to_host(verdict.accepted.unsqueeze(1), path, ids, logprobs)
-    for (accepted, *_), nodes, tokens, values in zip(*packed, strict=True):
-        n = int(accepted)
-        emitted = [int(x) for x in tokens[: n + 1]]
-        out.append(Emission([int(x) for x in nodes[:n]], emitted, values[: n + 1]))
-    return out
-
-
-def _emissions_on_host(draft: Draft, logits: Tensor, top: Top, verdict: Verdict) -> list[Emission]:
-    """Where a tensor's elements are at hand: a dozen operators would take longer than the rest."""
-    drafted, best, highest = draft.tokens.tolist(), top.tokens.tolist(), top.logprobs.tolist()
-    paths, counts, ends = verdict.path.tolist(), verdict.accepted.tolist(), verdict.token.tolist()
-    exact = logits.dtype in (torch.float32, torch.float64)
-    values = (logits if exact else logits.float()).numpy()
-    out = []
-    for b, n in enumerate(counts):
-        path = paths[b][:n]
-        tokens = [*(drafted[b][node] for node in path), ends[b]]
-        logprobs = [
-            float(values[b, row, token] - values[b, row, best[b][row]]) + highest[b][row]
-            for row, token in zip([0, *(node + 1 for node in path)], tokens, strict=True)
-        ]
-        out.append(Emission(path, tokens, logprobs))
-    return out
-
-
-def _to_host(*tensors: Tensor) -> list[list[list[Any]]]:
-    """Tensors `[B, ..]` as lists, all at once."""
-    if all(t.device.type == "cpu" for t in tensors):
-        return [t.tolist() for t in tensors]
-    device = tensors[0].device
-    packed = torch.cat([t.to(device).double() for t in tensors], 1).tolist()
-    widths = [t.shape[1] for t in tensors]
-    ends = [sum(widths[: i + 1]) for i in range(len(widths))]
-    return [
-        [row[end - width : end] for row in packed] for width, end in zip(widths, ends, strict=True)
-    ]
 
 
 def _last_provenance(tree: Tree, path: list[int]) -> Provenance:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..models.tokenizer import Detokenizer
-from ..sampling import RequestNoise
+from ..sampling import Pipeline, RequestNoise
 from ..types import FinishReason, Provenance, SamplingParams, TokenEvent
 from .stats import Stats
 from .stopping import StopScanner
@@ -19,6 +19,7 @@ class Request:
     Attributes:
         tokens: prompt and emitted tokens; the target's cache holds all but the last.
         events: every event so far; `fresh` those nobody has fetched yet.
+        pipeline: its transforms, if it has any.
         slot: its slot while it runs, None before and after.
         failure: the error that ended it, if one did.
     """
@@ -41,6 +42,7 @@ class Request:
         self.tokens = list(prompt)
         self.events: list[TokenEvent] = []
         self.fresh: deque[TokenEvent] = deque()
+        self.pipeline: Pipeline | None = None
         self.slot: int | None = None
         self.finish_reason: FinishReason | None = None
         self.stopped_by: str | int | None = None
@@ -64,7 +66,14 @@ class Request:
         left = self.params.max_new_tokens - len(self.events)
         return max(0, min(k, left - 1, self._limit - len(self.tokens) - 1))
 
-    def push(self, token: int, provenance: Provenance, depth: int, logprob: float) -> None:
+    def push(
+        self,
+        token: int,
+        provenance: Provenance,
+        depth: int,
+        logprob: float,
+        top: tuple[tuple[int, float], ...] = (),
+    ) -> None:
         """Take one emitted token; `finish_reason` is set when it is the last."""
         self.tokens.append(token)
         if token in self._eos:
@@ -79,14 +88,23 @@ class Request:
                 self.finish_reason = "context"
         if self.finish_reason is not None and self._scanner.found is None:
             text += self._last_text()
-        event = TokenEvent(text, token, logprob, provenance, depth, self.index)
+        event = TokenEvent(text, token, logprob, provenance, depth, self.index, top)
         self.events.append(event)
         self.fresh.append(event)
 
     def cancel(self) -> None:
         """Let go: nothing more will be emitted."""
+        self._finish("cancelled")
+
+    def end(self, failure: BaseException | None) -> None:
+        """No token is left: the text is complete, or it cannot go on."""
+        if failure is not None:
+            self.fail(failure)
+        self._finish("stop")
+
+    def _finish(self, reason: FinishReason) -> None:
         if self.finish_reason is None:
-            self.finish_reason = "cancelled"
+            self.finish_reason = reason
             if self.events:
                 last = self.events[-1]
                 self.events[-1] = replace(last, text=last.text + self._last_text())

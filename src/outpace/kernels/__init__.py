@@ -2,6 +2,6 @@
 
 from .arena import Arena
 from .compiler import SOURCES, load_library
-from .rows import draw, loaded, softmax, verify
+from .rows import draw, loaded, race, softmax, verify
 
-__all__ = ["SOURCES", "Arena", "draw", "load_library", "loaded", "softmax", "verify"]
+__all__ = ["SOURCES", "Arena", "draw", "load_library", "loaded", "race", "softmax", "verify"]

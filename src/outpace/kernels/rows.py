@@ -1,7 +1,7 @@
 """Calls of the kernels over rows of logits and probabilities, on the CPU.
 
-Draws and the rule of token verification give the very indices that the tensor code in `sampling`
-and `verifiers` gives on the CPU; they are used wherever the kernels happen to be loaded. A softmax
+Draws, races and the rules give the indices that the tensor code in `sampling` and `verifiers`
+gives on the CPU; they are used wherever the kernels happen to be loaded. A softmax
 rounds differently from PyTorch's, so who wants it says so.
 """
 
@@ -46,8 +46,17 @@ def draw(library: ctypes.CDLL, p: Tensor, u: Tensor) -> Tensor:
     return tokens
 
 
+def race(library: ctypes.CDLL, p: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """See `sampling.race`; `positions` `[B, T]` are absolute."""
+    held = [x.contiguous() for x in (p, seeds, positions)]
+    tokens = p.new_empty(p.shape[:-1], dtype=torch.int64)
+    library.outpace_race(_at(held[0]), *_sizes(p), *map(_at, held[1:]), _at(tokens))
+    return tokens
+
+
 def verify(
     library: ctypes.CDLL,
+    by_block: bool,
     p: Tensor,
     q: Tensor | None,
     drafted: Tensor,
@@ -55,9 +64,10 @@ def verify(
     accept: Tensor,
     target: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Path, accepted and token of a `Verdict`, for chains; see `TokenVerifier`.
+    """Path, accepted and token of a `Verdict`, for chains; see `TokenVerifier`, `BlockVerifier`.
 
     Args:
+        by_block: which of them.
         q: None where every drafted token was certain.
         lengths: `[B]` int64, of the chains.
     """
@@ -67,6 +77,7 @@ def verify(
     path, found = drafted.new_empty(batch, nodes), lengths.new_empty(2, batch)
     tokens, *rest = map(_at, held[1:])
     library.outpace_verify(
+        int(by_block),
         _at(held[0]),
         None if law is None else _at(law),
         tokens,

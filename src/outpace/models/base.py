@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..sampling import argmax
+from ..sampling import DraftNoise, argmax
 from .cache import SlotCache
 
 
@@ -116,7 +116,7 @@ class RollsOut(Protocol):
         ends: Sequence[int],
         budgets: Sequence[int],
         temperatures: Tensor | None = None,
-        noise: Tensor | None = None,
+        noise: DraftNoise | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """A pass over a block, and further ones over what each sequence draws.
 
@@ -129,7 +129,7 @@ class RollsOut(Protocol):
             ends: the row of each sequence that draws first; what lies behind it is padding.
             budgets: tokens to draw for each sequence, at least 1.
             temperatures: `[B]` float32, 0 for the likeliest token; None where all are 0.
-            noise: `[B, >= N]` float64 uniforms, one per token.
+            noise: what they are drawn with, where some are.
 
         Returns:
             Tokens `[B, N]`, and the law `[B, N, V]` that each was drawn from, if any.

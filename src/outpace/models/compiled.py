@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels import Arena, load_library
+from ..sampling import DraftNoise
 from .base import ForwardOutput, Top
 from .cache import HeadCache, SlotCache, round_up
 from .config import LeanConfig
@@ -93,7 +94,7 @@ class _Rollout(ctypes.Structure):
         *_fields(_Number, "steps"),
         *_fields(_Address, "ends budgets"),
         *_fields(_Number, "end"),
-        *_fields(_Address, "temperatures noise drawn p tokens positions lengths"),
+        *_fields(_Address, "temperatures noise seeds starts drawn p tokens positions lengths"),
     )
 
 
@@ -274,7 +275,7 @@ class CompiledDecoder:
         ends: Sequence[int],
         budgets: Sequence[int],
         temperatures: Tensor | None = None,
-        noise: Tensor | None = None,
+        noise: DraftNoise | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         batch, rows = tokens.shape
         steps = max(budgets)
@@ -293,8 +294,16 @@ class CompiledDecoder:
         o.drawn = drawn.data_ptr()
         if temperatures is not None:
             assert noise is not None
-            law, noise = _floats(batch, steps, self.vocab_size), noise[:, :steps].contiguous()
-            o.temperatures, o.noise, o.p = (x.data_ptr() for x in (temperatures, noise, law))
+            law = _floats(batch, steps, self.vocab_size)
+            held += [temperatures, law]
+            o.temperatures, o.p = temperatures.data_ptr(), law.data_ptr()
+            if noise.keys is not None:
+                held += [noise.keys.seeds.contiguous(), noise.keys.first.contiguous()]
+                o.seeds, o.starts = held[-2].data_ptr(), held[-1].data_ptr()
+            else:
+                assert noise.uniforms is not None
+                held.append(noise.uniforms[:, :steps].contiguous())
+                o.noise = held[-1].data_ptr()
         threads = torch.get_num_threads()
         self.library.outpace_rollout(self._model_at, ctypes.byref(o), threads)
         for slot, end, budget in zip(slots, ends, budgets, strict=True):

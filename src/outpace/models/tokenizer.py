@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, OptionError, VocabularyMismatchError, first_line
+from ..sampling import Transform
+from ..sampling.transforms import BadText, BadTokens, completing_ids
+from .constraint import Grammars
 
 _REPLACEMENT = "\ufffd"
 _PROMPT_WINDOW = 6
@@ -20,6 +23,7 @@ class Tokenizer:
 
     def __init__(self, hf: Any) -> None:
         self.hf = hf
+        self._known_words: dict[bytes, list[list[int]]] = {}
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -107,11 +111,35 @@ class Tokenizer:
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """A fresh detokenizer for the text that continues a prompt."""
-        pieces = self._byte_pieces
+        pieces = self.byte_pieces
         return ByteDetokenizer(pieces) if pieces is not None else WindowDetokenizer(self, prompt)
 
     @cached_property
-    def _byte_pieces(self) -> list[bytes] | None:
+    def grammars(self) -> Grammars:
+        """What compiles constraints for it."""
+        return Grammars(self.hf)
+
+    def bad_words(self, words: Sequence[str]) -> list[Transform]:
+        """Transforms that keep words out of the text.
+
+        Where decoding is concatenation they look at the text itself; else at the tokens that
+        spell a word, alone and behind a space, as others do.
+        """
+        pieces = self.byte_pieces
+        if pieces is not None:
+            texts = [word.encode() for word in words]
+            return [BadText(pieces, texts, [self._completing(text) for text in texts])]
+        spelled = [self._ids(t, add_special_tokens=False) for w in words for t in (w, " " + w)]
+        return [BadTokens([ids for ids in spelled if ids])]
+
+    def _completing(self, word: bytes) -> list[list[int]]:
+        if word not in self._known_words:
+            assert self.byte_pieces is not None
+            self._known_words[word] = completing_ids(self.byte_pieces, word)
+        return self._known_words[word]
+
+    @cached_property
+    def byte_pieces(self) -> list[bytes] | None:
         """Each id's bytes, where decoding is concatenation (byte-level BPE); else None."""
         backend = getattr(self.hf, "backend_tokenizer", None)
         decoder = getattr(backend, "decoder", None)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import kernels
+from .race import Keys, race
 
 _BELOW_ONE = 1 - 2.0**-52
 
@@ -61,3 +64,35 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 def without(p: Tensor, token: Tensor) -> Tensor:
     """The residual against a point mass at `token` `[...]`: p without it."""
     return residual(p, torch.zeros_like(p).scatter_(-1, token.unsqueeze(-1), torch.inf))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNoise:
+    """How the nodes of B drafts are drawn. One of the two is there.
+
+    Attributes:
+        uniforms: `[B, N]` float64 on [0, 1): each node has noise of its own.
+        keys: nodes race with the very noise that the target will race with.
+    """
+
+    uniforms: Tensor | None = None
+    keys: Keys | None = None
+
+    def draw(self, p: Tensor, node: int, depth: int) -> Tensor:
+        """Tokens `[B, 1]` of p `[B, 1, V]`.
+
+        Args:
+            node: its index in the draft.
+            depth: 0 for the first token behind the context.
+        """
+        if self.keys is not None:
+            return race(p, self.keys, p.new_full((len(p), 1), depth, dtype=torch.int64))
+        assert self.uniforms is not None
+        return categorical(p, self.uniforms[:, node : node + 1])
+
+    def select(self, rows: Tensor) -> DraftNoise:
+        """The same for some of the sequences `[M]` int64."""
+        return DraftNoise(
+            None if self.uniforms is None else self.uniforms[rows],
+            None if self.keys is None else self.keys.select(rows),
+        )

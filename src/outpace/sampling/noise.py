@@ -1,20 +1,21 @@
 """Keyed noise: a uniform is a pure function of (seed, stream, position, index).
 
 The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as
-easy as 1, 2, 3", SC 2011), written over numpy arrays. There is no state: a
-request's noise depends neither on its neighbours in the batch nor on
-scheduling, and no two purposes ever share a uniform, because each has its own
-stream.
+easy as 1, 2, 3", SC 2011). There is no state: a request's noise depends neither
+on its neighbours in the batch nor on scheduling, and no two purposes ever share
+a uniform, because each has its own stream.
 
 Draft and acceptance noise is keyed by the position at which the round begins
 and the node's index, so a discarded draft's noise is never used again, which
 rules that look ahead (block verification) rely on. The target's draw is keyed
-by the absolute position of the token it emits.
+by the absolute position of the token it emits, and so are races, where draft
+and target share noise on purpose.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,28 +30,40 @@ class Stream(IntEnum):
     DRAFT = 1
     ACCEPT = 2
     TARGET = 3
+    RACE = 4
 
 
-_MASK = np.uint64(0xFFFFFFFF)
-_SHIFT = np.uint64(32)
-_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_MASK = 0xFFFFFFFF
+_M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 
 
-def philox(counter: tuple[U64, U64, U64, U64], key: tuple[int, int]) -> tuple[U64, ...]:
-    """Four 32-bit words (in uint64 arrays) for each counter of four 32-bit words."""
+def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> tuple[Any, ...]:
+    """Four 32-bit words for each counter of four 32-bit words.
+
+    Args:
+        counter: arrays of uint64, or tensors of int64 (whose products wrap to the same bits).
+        key: two 32-bit words, numbers or the same kind of array.
+    """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        a, b = _M0 * c0, _M1 * c2
+        a, b = c0 * _M0, c2 * _M1
         c0, c1, c2, c3 = (
-            (b >> _SHIFT) ^ c1 ^ np.uint64(k0),
+            ((b >> 32) & _MASK) ^ c1 ^ k0,
             b & _MASK,
-            (a >> _SHIFT) ^ c3 ^ np.uint64(k1),
+            ((a >> 32) & _MASK) ^ c3 ^ k1,
             a & _MASK,
         )
-        k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
+        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
     return c0, c1, c2, c3
+
+
+def uniform_bits(seed: Any, position: Any, stream: Any, index: Any) -> Any:
+    """53 random bits for each of these, which broadcast together, all arrays or all tensors."""
+    counter = (index, position & _MASK, stream, (position >> 32) & _MASK)
+    low, high, _, _ = philox(counter, (seed & _MASK, (seed >> 32) & _MASK))
+    return (high << 21) ^ (low >> 11)
 
 
 def uniforms(seed: int, positions: U64, streams: U64, indices: U64) -> F64:
@@ -59,12 +72,8 @@ def uniforms(seed: int, positions: U64, streams: U64, indices: U64) -> F64:
     Args:
         positions, streams, indices: arrays that broadcast together.
     """
-    triple = np.broadcast_arrays(indices, positions & _MASK, streams, positions >> _SHIFT)
-    low, high, _, _ = philox(
-        (triple[0], triple[1], triple[2], triple[3]), (seed & 0xFFFFFFFF, seed >> 32)
-    )
-    bits = (high << np.uint64(21)) ^ (low >> np.uint64(11))
-    uniform: F64 = bits.astype(np.float64) * 2.0**-53
+    positions, streams, indices = np.broadcast_arrays(positions, streams, indices)
+    uniform: F64 = uniform_bits(seed, positions, streams, indices).astype(np.float64) * 2.0**-53
     return uniform
 
 

@@ -1,149 +1,318 @@
-"""Logits to probabilities: temperature, top-k, top-p, in this order.
+"""Transforms of logits that look at what stands before a row.
 
-`Warp` is built once for the sequences of a batch and applied alike to target
-and draft rows, to every verified position with its own prefix, and to plain
-decoding. What is switched off costs nothing.
+Every row is transformed by its own prefix: the request's tokens so far and the
+drafted ones on the row's path. So what holds for plain decoding, a block of one
+row, holds for every row of a block. A transform belongs to one request and may
+remember what it has read of its tokens, which only grow; nothing else about a
+call may leave a trace, because most drafted paths are never taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from ctypes import CDLL
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from .. import kernels
-from ..types import SamplingParams
-from .draws import argmax
+from ..errors import DeadEndError, OptionError, OutpaceError, first_line
 
-_COLDEST, _HOTTEST = 1e-30, 1e30
-"""Temperatures beyond these are taken as these: the law is argmax or uniform already, and fp32
-can hold them."""
+Path = Sequence[int]
 
-_COLD = 1e-6
-"""No logits are so large that they overflow when they are divided by more than this."""
+Stuck = dict[int, OutpaceError | None]
+"""Rows that have no token left, and why; None where the text is complete."""
 
 
-def top_k_mask(logits: Tensor, k: Tensor, largest: int) -> Tensor:
-    """-inf below the k-th largest logit of each row; ties with it stay.
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """What stands before each of R rows.
 
-    Args:
-        logits: `[B, T, V]`.
-        k: `[B, 1, 1]` int64, each in [1, V].
-        largest: the largest of them, known without asking the device.
-    """
-    ranked = logits.topk(largest, dim=-1).values  # [B, T, k_max]
-    threshold = ranked.gather(-1, (k - 1).expand(*logits.shape[:-1], 1))
-    return logits.masked_fill(logits < threshold, -torch.inf)
-
-
-def top_p_filter(p: Tensor, top_p: Tensor) -> Tensor:
-    """Keep each row's smallest set of most likely tokens with mass >= top_p, renormalised.
-
-    Args:
-        p: `[B, T, V]`, rows sum to 1.
-        top_p: `[B, 1, 1]` in (0, 1]; rows with 1 pass unchanged.
-    """
-    ranked, order = p.sort(dim=-1, descending=True, stable=True)
-    before = ranked.cumsum(-1) - ranked
-    outside = (before >= top_p) & (top_p < 1)
-    outside[..., 0] = False  # the most likely token stays, however small top_p is
-    ranked = ranked.masked_fill(outside, 0)
-    kept = torch.zeros_like(p).scatter_(-1, order, ranked)
-    return torch.where(top_p < 1, kept / kept.sum(-1, keepdim=True), p)
-
-
-def one_hot_argmax(logits: Tensor) -> Tensor:
-    """The law of greedy decoding: all mass on the first largest logit, `[..., V]`."""
-    best = argmax(logits).unsqueeze(-1)
-    return torch.zeros_like(logits).scatter_(-1, best, 1.0)
-
-
-class Warp:
-    """The sampling parameters of B sequences as one function `[B, T, V]` -> `[B, T, V]`.
-
-    Args:
-        library: the kernels, where they shall compute softmaxes.
+    Attributes:
+        tokens: of the request, prompt and emitted.
+        prompt: how many of them are the prompt.
+        paths: R paths of drafted tokens behind them.
     """
 
-    __slots__ = (
-        "_cold",
-        "_device",
-        "_greedy",
-        "_library",
-        "_params",
-        "_temperature",
-        "_top_k",
-        "_top_p",
-        "_vocab_size",
-        "all_greedy",
-        "temperatures",
-    )
+    tokens: Sequence[int]
+    prompt: int
+    paths: Sequence[Path]
+
+    def tail(self, row: int, length: int) -> tuple[int, ...] | None:
+        """The last tokens before a row; None where there are not as many."""
+        path = self.paths[row][-length:] if length else ()
+        rest = length - len(path)
+        if rest > len(self.tokens):
+            return None
+        return (*self.tokens[len(self.tokens) - rest :], *path)
+
+
+class Transform(Protocol):
+    def __call__(self, logits: Tensor, prefixes: Prefixes) -> Tensor:
+        """Logits `[R, V]` of R rows, which it may change in place."""
+        ...
+
+
+class Pipeline:
+    """A request's transforms, one after the other.
+
+    Args:
+        tokens: of the request; the list grows as it goes on.
+        prompt: how many of them are the prompt.
+        complete: whether the text with a path is whole, so that it may end where no token is left.
+    """
 
     def __init__(
         self,
-        params: Sequence[SamplingParams],
+        tokens: Sequence[int],
+        prompt: int,
+        transforms: Sequence[Transform],
+        complete: Callable[[Path], bool] = lambda path: False,
+    ) -> None:
+        self._tokens, self._prompt, self._transforms = tokens, prompt, transforms
+        self._complete = complete
+
+    def __call__(self, logits: Tensor, paths: Sequence[Path]) -> tuple[Tensor, Stuck]:
+        """Transformed logits `[R, V]`, and the rows that have no token left."""
+        prefixes = Prefixes(self._tokens, self._prompt, paths)
+        try:
+            for transform in self._transforms:
+                logits = transform(logits, prefixes)
+        except OutpaceError as error:
+            return torch.zeros_like(logits), dict.fromkeys(range(len(paths)), error)
+        stuck = torch.isneginf(logits).all(-1)
+        rows: list[int] = stuck.nonzero().flatten().tolist()
+        if not rows:
+            return logits, {}
+        why = {r: None if self._complete(paths[r]) else _dead_end() for r in rows}
+        return logits.masked_fill(stuck.unsqueeze(-1), 0), why
+
+
+def _dead_end() -> OutpaceError:
+    return DeadEndError(
+        "no token is left to go on with: the constraint, bad words and other transforms exclude "
+        "every one; loosen one of them"
+    )
+
+
+class LogitBias:
+    """Adds to some tokens' logits."""
+
+    def __init__(self, bias: Mapping[int, float], device: torch.device) -> None:
+        self._ids = torch.tensor(list(bias), device=device)
+        self._values = torch.tensor(list(bias.values()), device=device)
+
+    def __call__(self, logits: Tensor, prefixes: Prefixes) -> Tensor:
+        logits[:, self._ids] += self._values.to(logits.dtype)
+        return logits
+
+
+class Penalties:
+    """Repetition, presence and frequency penalties.
+
+    Repetition (Keskar et al., "CTRL", 2019, section 4.1) divides a positive logit
+    and multiplies a negative one, for tokens of prompt and text. Presence and
+    frequency subtract, once and per occurrence, for tokens of the text.
+    """
+
+    def __init__(
+        self,
         vocab_size: int,
         device: torch.device,
-        library: CDLL | None = None,
+        repetition: float = 1.0,
+        presence: float = 0.0,
+        frequency: float = 0.0,
     ) -> None:
-        def column(values: Sequence[float]) -> Tensor:
-            return torch.tensor(values, device=device).view(-1, 1, 1)
+        self._repetition, self._presence, self._frequency = repetition, presence, frequency
+        self._everywhere = torch.zeros(vocab_size, device=device)  # how often, prompt included
+        self._emitted = torch.zeros(vocab_size, device=device)
+        self._read = 0
 
-        self._params, self._vocab_size, self._device = params, vocab_size, device
-        self._library = library
-        self.all_greedy = all(s.greedy for s in params)
-        self._greedy = column([s.greedy for s in params]) if any(s.greedy for s in params) else None
-        temperatures = [
-            1.0 if s.greedy else float(min(max(s.temperature, _COLDEST), _HOTTEST)) for s in params
-        ]
-        self.temperatures = torch.tensor(
-            [0.0 if s.greedy else t for s, t in zip(params, temperatures, strict=True)],
-            dtype=torch.float32,
-            device="cpu",
-        )
-        self._cold = min(temperatures) < _COLD
-        self._temperature = column(temperatures) if any(t != 1 for t in temperatures) else None
-        kept = [min(s.top_k or vocab_size, vocab_size) for s in params]
-        self._top_k = (column(kept), max(kept)) if min(kept) < vocab_size else None
-        self._top_p = (
-            column([s.top_p for s in params]) if any(s.top_p < 1 for s in params) else None
-        )
+    def __call__(self, logits: Tensor, prefixes: Prefixes) -> Tensor:
+        self._catch_up(prefixes)
+        seen, emitted = (_with_paths(c, prefixes.paths) for c in (self._everywhere, self._emitted))
+        if self._repetition != 1:
+            weaker = torch.where(logits > 0, logits / self._repetition, logits * self._repetition)
+            logits = torch.where(seen > 0, weaker, logits)
+        if self._presence or self._frequency:
+            logits = logits - (self._frequency * emitted + self._presence * (emitted > 0))
+        return logits
 
-    @property
-    def device(self) -> torch.device:
-        """Where it takes logits."""
-        return self._device
+    def _catch_up(self, prefixes: Prefixes) -> None:
+        new = list(prefixes.tokens[self._read :])
+        written = new[max(0, prefixes.prompt - self._read) :]
+        for counts, tokens in ((self._everywhere, new), (self._emitted, written)):
+            if tokens:
+                ids = torch.tensor(tokens, device=counts.device)
+                counts.index_add_(0, ids, torch.ones_like(ids, dtype=counts.dtype))
+        self._read += len(new)
 
-    @property
-    def only_temperature(self) -> bool:
-        """Whether it is a softmax by the kernels over `temperatures` `[B]`, 0 being argmax."""
-        return self._library is not None and self._top_k is None and self._top_p is None
 
-    def select(self, rows: Sequence[int]) -> Warp:
-        """The same for some of the sequences."""
-        params = [self._params[i] for i in rows]
-        return Warp(params, self._vocab_size, self._device, self._library)
+def _with_paths(counts: Tensor, paths: Sequence[Path]) -> Tensor:
+    """Counts `[R, V]`: those of all, and each row's path."""
+    if not any(paths):
+        return counts.unsqueeze(0)
+    rows = counts.repeat(len(paths), 1)
+    where = [(row, token) for row, path in enumerate(paths) for token in path]
+    row, token = torch.tensor(where, device=counts.device).T
+    return rows.index_put_((row, token), torch.ones_like(row, dtype=rows.dtype), accumulate=True)
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        """Probabilities in fp32 (fp64 stays fp64), rows summing to 1."""
-        x = logits if logits.dtype == torch.float64 else logits.float()
-        if self.all_greedy:
-            return one_hot_argmax(x)
-        if self._top_k is not None:
-            x = top_k_mask(x, *self._top_k)  # the same tokens at any temperature
-        p = self._soften(x)
-        return p if self._top_p is None else top_p_filter(p, self._top_p)
 
-    def _soften(self, x: Tensor) -> Tensor:
-        """Softmax over temperature, the law of greedy decoding where that is 0."""
-        if self._library is not None and x.dtype == torch.float32 and x.device.type == "cpu":
-            return kernels.softmax(self._library, x, self.temperatures)
-        divided = x
-        if self._temperature is not None:
-            if self._cold:  # relative to the row's maximum, no temperature can overflow
-                divided = x - x.amax(-1, keepdim=True)
-            divided = divided / self._temperature
-        p = torch.softmax(divided, dim=-1)
-        return p if self._greedy is None else torch.where(self._greedy, one_hot_argmax(x), p)
+class NoRepeatNgram:
+    """No n tokens in a row stand twice in prompt and text (Paulus et al., 2018, section 2.5)."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._next: dict[tuple[int, ...], set[int]] = {}
+        self._read = 0
+
+    def __call__(self, logits: Tensor, prefixes: Prefixes) -> Tensor:
+        self._catch_up(prefixes.tokens)
+        for row, path in enumerate(prefixes.paths):
+            tail = prefixes.tail(row, self._n - 1)
+            if tail is None:
+                continue
+            banned = set(self._next.get(tail, ()))
+            if path:  # n-grams that end on it
+                length = min(self._n - 1 + len(path), len(prefixes.tokens) + len(path))
+                end = prefixes.tail(row, length)
+                assert end is not None
+                banned |= {last for key, last in _ngrams(end, self._n) if key == tail}
+            if banned:
+                logits[row, sorted(banned)] = -torch.inf
+        return logits
+
+    def _catch_up(self, tokens: Sequence[int]) -> None:
+        new = tokens[max(0, self._read - self._n + 1) :]
+        if len(tokens) > self._read:
+            for key, last in _ngrams(new, self._n):
+                self._next.setdefault(key, set()).add(last)
+        self._read = len(tokens)
+
+
+def _ngrams(tokens: Sequence[int], n: int) -> list[tuple[tuple[int, ...], int]]:
+    """Each n-gram as what comes first and its last token."""
+    starts = range(len(tokens) - n + 1)
+    return [(tuple(tokens[i : i + n - 1]), tokens[i + n - 1]) for i in starts]
+
+
+class BadTokens:
+    """Sequences of tokens that must not stand in the text."""
+
+    def __init__(self, sequences: Sequence[Path]) -> None:
+        self._sequences = sequences
+
+    def __call__(self, logits: Tensor, prefixes: Prefixes) -> Tensor:
+        for row in range(len(prefixes.paths)):
+            banned = [
+                s[-1] for s in self._sequences if prefixes.tail(row, len(s) - 1) == (*s[:-1],)
+            ]
+            if banned:
+                logits[row, banned] = -torch.inf
+        return logits
+
+
+class BadText:
+    """Words that must not stand in the text, however they are cut into tokens.
+
+    Args:
+        pieces: each id's bytes; a text is their concatenation.
+        words: UTF-8.
+        completing: for each word, the ids that complete it behind its first i bytes, for every
+            i; behind none of them those that contain it (`completing_ids`).
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[bytes],
+        words: Sequence[bytes],
+        completing: Sequence[Sequence[Sequence[int]]],
+    ) -> None:
+        self._pieces = pieces
+        self._words = list(zip(words, completing, strict=True))
+        self._longest = max(map(len, words)) - 1
+
+    def __call__(self, logits: Tensor, prefixes: Prefixes) -> Tensor:
+        for row, path in enumerate(prefixes.paths):
+            end = self._end(prefixes.tokens, path)
+            for word, ids in self._words:
+                for known, completing in enumerate(ids):
+                    if completing and end.endswith(word[:known]):
+                        logits[row, completing] = -torch.inf
+        return logits
+
+    def _end(self, tokens: Sequence[int], path: Path) -> bytes:
+        """The last bytes of a prefix, as many as may begin a word."""
+        end = b""
+        for token in (*reversed(path), *reversed(tokens[-self._longest :])):
+            if len(end) >= self._longest:
+                break
+            end = (self._pieces[token] if token < len(self._pieces) else b"") + end
+        return end
+
+
+def completing_ids(pieces: Sequence[bytes], word: bytes) -> list[list[int]]:
+    """Ids that complete a word behind its first 0, 1, 2, ... bytes."""
+    return [
+        [i for i, p in enumerate(pieces) if (p.startswith(word[n:]) if n else word in p)]
+        for n in range(len(word))
+    ]
+
+
+class MinNewTokens:
+    """The request does not end by a token before it has emitted so many."""
+
+    def __init__(self, least: int, eos: Sequence[int]) -> None:
+        self._least, self._eos = least, list(eos)
+
+    def __call__(self, logits: Tensor, prefixes: Prefixes) -> Tensor:
+        emitted = len(prefixes.tokens) - prefixes.prompt
+        for row, path in enumerate(prefixes.paths):
+            if emitted + len(path) < self._least:
+                logits[row, self._eos] = -torch.inf
+        return logits
+
+
+class UserTransform:
+    """A function of the user's, called as transformers calls its logits processors.
+
+    Args:
+        function: `(input_ids [R, L] int64, scores [R, V]) -> scores [R, V]`.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, logits: Tensor, prefixes: Prefixes) -> Tensor:
+        out = logits.clone()
+        for length in sorted({len(path) for path in prefixes.paths}):
+            rows = [i for i, path in enumerate(prefixes.paths) if len(path) == length]
+            ids = [[*prefixes.tokens, *prefixes.paths[i]] for i in rows]
+            out[rows] = self._call(torch.tensor(ids, device=logits.device), logits[rows])
+        return out
+
+    def _call(self, ids: Tensor, scores: Tensor) -> Tensor:
+        name = getattr(self._function, "__name__", type(self._function).__name__)
+        try:
+            given: Any = self._function(ids, scores.clone())
+        except Exception as error:
+            raise OptionError(
+                f"the transform {name} failed ({type(error).__name__}: {first_line(error)}): it "
+                "takes input_ids [R, L] and scores [R, V]"
+            ) from error
+        if not isinstance(given, Tensor) or given.shape != scores.shape:
+            said = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+            raise OptionError(
+                f"the transform {name} returned {said}: it must return scores of shape "
+                f"{list(scores.shape)}"
+            )
+        if not _sound(given) and _sound(scores):
+            raise OptionError(
+                f"the transform {name} returned NaN or +inf: scores are numbers, or -inf for "
+                "tokens that must not be drawn"
+            )
+        return given.to(scores.dtype)
+
+
+def _sound(scores: Tensor) -> bool:
+    return not bool((scores.isnan() | scores.isposinf()).any())

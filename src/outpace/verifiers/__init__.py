@@ -6,15 +6,21 @@ import difflib
 
 from ..errors import OptionError
 from .base import Noise, Verdict, Verifier
+from .block import BlockVerifier
+from .coupled import CoupledVerifier
 from .follow import follow
 from .greedy import GreedyVerifier
 from .match import MatchVerifier
 from .token import TokenVerifier
+from .typical import TypicalVerifier
 
 VERIFIERS: dict[str, type[Verifier]] = {
     "token": TokenVerifier,
+    "block": BlockVerifier,
     "match": MatchVerifier,
+    "coupled": CoupledVerifier,
     "greedy": GreedyVerifier,
+    "typical": TypicalVerifier,
 }
 
 
@@ -33,10 +39,13 @@ def make_verifier(name: str) -> Verifier:
 
 __all__ = [
     "VERIFIERS",
+    "BlockVerifier",
+    "CoupledVerifier",
     "GreedyVerifier",
     "MatchVerifier",
     "Noise",
     "TokenVerifier",
+    "TypicalVerifier",
     "Verdict",
     "Verifier",
     "follow",

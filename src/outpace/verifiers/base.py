@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
+from ..models.base import upload
+from ..sampling import Keys
 from ..types import Draft, Law
 
 
@@ -17,10 +21,12 @@ class Noise:
     Attributes:
         accept: `[B, N]`, one per draft node.
         target: `[B, N + 1]`; entry d is for the token emitted at depth d + 1.
+        keys: of races, for rules that are `coupled`.
     """
 
     accept: Tensor
     target: Tensor
+    keys: Keys | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +44,23 @@ class Verdict:
     accepted: Tensor
     token: Tensor
 
+    @classmethod
+    def of(cls, paths: Sequence[Sequence[int]], nodes: int, token: Tensor) -> Verdict:
+        """From paths on the host, and what comes behind them `[B]`."""
+        padded = [[*path, *[-1] * (nodes - len(path))] for path in paths]
+        path = torch.tensor(padded, dtype=torch.int64).view(len(paths), nodes)
+        accepted = torch.tensor([len(path) for path in paths])
+        return cls(upload(path, token.device), upload(accepted, token.device), token)
+
 
 class Verifier(Protocol):
     """Pure: p rows, draft and noise in, verdict out.
 
-    `lossless` says whether the emitted law is the target's; `laws` and
-    `takes_trees` what it may be put together with.
+    Attributes:
+        lossless: whether the emitted law is the target's.
+        laws, takes_trees: the drafts it may be put together with.
+        takes_sampling: whether it is for requests above temperature 0.
+        coupled: whether drafts are drawn with the noise that it will use itself.
     """
 
     name: ClassVar[str]
@@ -51,6 +68,7 @@ class Verifier(Protocol):
     laws: ClassVar[tuple[type[Law], ...]]
     takes_trees: ClassVar[bool]
     takes_sampling: ClassVar[bool]
+    coupled: ClassVar[bool]
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         """Decide one round.
@@ -60,3 +78,10 @@ class Verifier(Protocol):
                 i + 1 after node i.
         """
         ...
+
+
+def row_depths(draft: Draft, device: torch.device) -> Tensor:
+    """`[B, N + 1]` int64: how deep each row's next token lies, 0 behind the root; 0 for padding."""
+    n = draft.tokens.shape[1]
+    depths = [(0, *t.depths, *(0 for _ in range(n - len(t)))) for t in draft.trees]
+    return upload(torch.tensor(depths), device)

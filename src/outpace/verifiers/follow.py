@@ -34,9 +34,4 @@ def judge(wanted: Tensor, draft: Draft) -> Verdict:
     both = zip(rows, draft.trees, strict=True)
     paths = [follow(row[: n + 1], row[n + 1 :], tree) for row, tree in both]
     ends = [row[path[-1] + 1 if path else 0] for row, path in zip(rows, paths, strict=True)]
-    padded = torch.tensor([p + [-1] * (n - len(p)) for p in paths], dtype=torch.int64)
-    return Verdict(
-        upload(padded.view(len(paths), n), wanted.device),
-        upload(torch.tensor([len(p) for p in paths]), wanted.device),
-        upload(torch.tensor(ends), wanted.device),
-    )
+    return Verdict.of(paths, n, upload(torch.tensor(ends), wanted.device))

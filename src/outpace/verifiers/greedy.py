@@ -26,7 +26,8 @@ class GreedyVerifier:
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
     takes_trees: ClassVar[bool] = True
     takes_sampling: ClassVar[bool] = False
+    coupled: ClassVar[bool] = False
 
-    def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
+    def __call__(self, p: Tensor, draft: Draft, noise: Noise | None = None) -> Verdict:
         """`p` may be logits: only the argmax of each row is read."""
         return judge(argmax(p), draft)

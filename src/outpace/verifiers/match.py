@@ -12,13 +12,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from ..models.base import upload
 from ..sampling import categorical
 from ..types import Draft, Law, PointMass, Rows
-from .base import Noise, Verdict
+from .base import Noise, Verdict, row_depths
 from .follow import judge
 
 
@@ -30,9 +28,8 @@ class MatchVerifier:
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
     takes_trees: ClassVar[bool] = True
     takes_sampling: ClassVar[bool] = True
+    coupled: ClassVar[bool] = False
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
-        n = draft.tokens.shape[1]
-        depths = [(0, *t.depths, *(0 for _ in range(n - len(t)))) for t in draft.trees]
-        u = noise.target.gather(1, upload(torch.tensor(depths), p.device))  # [B, N + 1]
+        u = noise.target.gather(1, row_depths(draft, p.device))  # [B, N + 1]
         return judge(categorical(p, u), draft)

@@ -32,6 +32,7 @@ class TokenVerifier:
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
     takes_trees: ClassVar[bool] = False
     takes_sampling: ClassVar[bool] = True
+    coupled: ClassVar[bool] = False
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         batch, n = draft.tokens.shape
@@ -41,7 +42,7 @@ class TokenVerifier:
         q = draft.law.q if isinstance(draft.law, Rows) else None
         if library := kernels.loaded(p, *([] if q is None else [q])):
             noises = noise.accept, noise.target
-            return Verdict(*kernels.verify(library, p, q, draft.tokens, lengths, *noises))
+            return Verdict(*kernels.verify(library, False, p, q, draft.tokens, lengths, *noises))
         rows = torch.arange(batch, device=p.device)
         nodes = torch.arange(n, device=p.device)
         index = draft.tokens.unsqueeze(-1)  # [B, N, 1]

@@ -79,6 +79,41 @@ inline int64_t draw_row(const float *p, int64_t n, double u) {
     return draw([p](int64_t i) { return p[i]; }, n, u);
 }
 
+// Philox4x32-10 (Salmon et al., 2011): 53 random bits for (seed, position, stream, index), by the
+// same counters and keys as in sampling/noise.py.
+inline uint64_t random_bits(uint64_t seed, uint64_t position, uint32_t stream, uint32_t index) {
+    uint32_t c0 = index, c1 = position, c2 = stream, c3 = position >> 32;
+    uint32_t k0 = seed, k1 = seed >> 32;
+    for (int round = 0; round < 10; round++) {
+        const uint64_t a = uint64_t{0xD2511F53} * c0, b = uint64_t{0xCD9E8D57} * c2;
+        c0 = uint32_t(b >> 32) ^ c1 ^ k0, c1 = b;
+        c2 = uint32_t(a >> 32) ^ c3 ^ k1, c3 = a;
+        k0 += 0x9E3779B9, k1 += 0xBB67AE85;
+    }
+    return uint64_t{c1} << 21 ^ c0 >> 11;
+}
+
+// The token whose exponential time is the shortest for its probability; see sampling/race.py.
+inline int64_t race_row(const float *p, int64_t n, uint64_t seed, uint64_t position) {
+    constexpr uint32_t RACE = 4;
+    constexpr int64_t SOME = 64;
+    double best = std::numeric_limits<double>::infinity(), u[SOME];
+    int64_t winner = 0;
+    for (int64_t start = 0; start < n; start += SOME) {
+        const int64_t count = std::min(SOME, n - start);
+        for (int64_t i = 0; i < count; i++)
+            u[i] = double(int64_t(random_bits(seed, position, RACE, start + i))) * 0x1p-53;
+        for (int64_t i = 0; i < count; i++) {
+            const double mass = p[start + i];
+            // A time is at least u: most tokens have lost before their logarithm is taken.
+            if (!(mass > 0) || u[i] > best * mass) continue;
+            const double time = -std::log1p(-u[i]) / mass;
+            if (time < best) best = time, winner = start + i;
+        }
+    }
+    return winner;
+}
+
 // Goes down a chain: token x ~ q stays with probability min(1, p(x) / q(x)). Returns how many
 // stay, and draws the one behind them, from (p - q)+ where one was rejected (Leviathan et al.,
 // 2023). Without q the tokens were certain.
@@ -104,5 +139,49 @@ inline int64_t verify_chain(const float *p, const float *q, const int64_t *token
     bool some = false;
     for (int64_t i = 0; i < n; i++) some |= rest(i) > 0;
     *token = some ? draw(rest, n, u) : draw_row(p, n, u);
+    return kept;
+}
+
+// Block verification of a chain (Sun et al., 2025), see verifiers/block.py: the same arguments.
+inline int64_t verify_block(const float *p, const float *q, const int64_t *tokens, int64_t length,
+                            int64_t n, const double *accept, const double *target,
+                            int64_t *token) {
+    int64_t kept = 0;
+    double joint = 1, weight = 1;
+    const auto mass_of_q = [&](int64_t node, int64_t i) {
+        return q ? double(q[node * n + i]) : double(i == tokens[node]);
+    };
+    const auto rest = [&](double by, int64_t node) {  // (by p - q)+ in the row of a node
+        return [&, by, node](int64_t i) {
+            const double more = by * p[node * n + i] - mass_of_q(node, i);
+            return more > 0 ? more : 0;
+        };
+    };
+    for (int64_t node = 0; node < length && joint > 0; node++) {
+        const int64_t x = tokens[node];
+        const double qx = mass_of_q(node, x);
+        joint = qx > 0 ? std::min(1.0, joint * p[node * n + x] / qx) : 0;
+        double pass = joint;
+        if (node + 1 < length) {
+            const auto left = rest(joint, node + 1);
+            double sum = 0;
+            for (int64_t i = 0; i < n; i++) sum += left(i);
+            const double whole = sum + (1 - joint);
+            pass = whole > 0 ? sum / whole : 1;
+        }
+        if (accept[node] < pass) kept = node + 1, weight = joint;
+    }
+    const double u = target[kept];
+    const float *row = p + kept * n;
+    if (kept < length) {
+        const auto left = rest(weight, kept);
+        bool some = false;
+        for (int64_t i = 0; i < n; i++) some |= left(i) > 0;
+        if (some) {
+            *token = draw(left, n, u);
+            return kept;
+        }
+    }
+    *token = draw_row(row, n, u);
     return kept;
 }

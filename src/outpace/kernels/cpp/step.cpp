@@ -64,7 +64,9 @@ struct Rollout {
     const int64_t *budgets;     // [batch] tokens to draw; a sequence past it runs along
     int64_t end;                // the last position there is
     const float *temperatures;  // [batch], or null: the likeliest
-    const double *noise;        // [batch, steps]
+    const double *noise;        // [batch, steps], or null: they race
+    const uint64_t *seeds;      // [batch], what races are keyed by
+    const int64_t *starts;      // [batch] positions of the first tokens drawn
     int64_t *drawn;             // [batch, steps]
     float *p;                   // [batch, steps, vocab], what they were drawn from
     int64_t *tokens, *positions, *lengths;  // [batch] of a pass behind the first
@@ -451,7 +453,9 @@ void outpace_rollout(const Model *model, const Rollout *rollout, int threads) {
             int64_t token = pass.top[row];
             if (o.temperatures) {
                 softmax(pass.logits + row * n, n, o.temperatures[b], o.p + at * n);
-                token = draw_row(o.p + at * n, n, o.noise[at]);
+                const float *law = o.p + at * n;
+                token = o.noise ? draw_row(law, n, o.noise[at])
+                                : race_row(law, n, o.seeds[b], o.starts[b] + step);
             }
             o.drawn[at] = o.tokens[b] = token;
             if (step == 0) o.lengths[b] = o.pass->lengths[b] + o.ends[b] + 1;
@@ -471,13 +475,22 @@ void outpace_draw(const float *p, int64_t rows, int64_t n, const double *u, int6
     for (int64_t r = 0; r < rows; r++) tokens[r] = draw_row(p + r * n, n, u[r]);
 }
 
-void outpace_verify(const float *p, const float *q, const int64_t *drafted, const int64_t *lengths,
-                    int64_t batch, int64_t nodes, int64_t n, const double *accept,
-                    const double *target, int64_t *path, int64_t *accepted, int64_t *tokens) {
+void outpace_race(const float *p, int64_t batch, int64_t rows, int64_t n, const uint64_t *seeds,
+                  const int64_t *positions, int64_t *tokens) {
+    for (int64_t r = 0; r < batch * rows; r++)
+        tokens[r] = race_row(p + r * n, n, seeds[r / rows], positions[r]);
+}
+
+// By token verification, or by block verification.
+void outpace_verify(int32_t by_block, const float *p, const float *q, const int64_t *drafted,
+                    const int64_t *lengths, int64_t batch, int64_t nodes, int64_t n,
+                    const double *accept, const double *target, int64_t *path, int64_t *accepted,
+                    int64_t *tokens) {
+    const auto rule = by_block ? verify_block : verify_chain;
     for (int64_t b = 0; b < batch; b++) {
-        accepted[b] = verify_chain(p + b * (nodes + 1) * n, q ? q + b * nodes * n : nullptr,
-                                   drafted + b * nodes, lengths[b], n, accept + b * nodes,
-                                   target + b * (nodes + 1), tokens + b);
+        accepted[b] = rule(p + b * (nodes + 1) * n, q ? q + b * nodes * n : nullptr,
+                           drafted + b * nodes, lengths[b], n, accept + b * nodes,
+                           target + b * (nodes + 1), tokens + b);
         for (int64_t i = 0; i < nodes; i++) path[b * nodes + i] = i < accepted[b] ? i : -1;
     }
 }
