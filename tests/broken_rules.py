@@ -9,7 +9,7 @@ import torch
 
 from outpace.sampling import categorical
 from outpace.types import Rows
-from outpace.verifiers import TokenVerifier, Verdict
+from outpace.verifiers import BlockVerifier, TokenVerifier, Verdict
 
 
 class _Variant(TokenVerifier):
@@ -106,4 +106,82 @@ class NaNAtZeroMass(_Variant):
         return rest / rest.sum(-1, keepdim=True)
 
 
+class SoundBlock(BlockVerifier):
+    """Block verification, one sequence and one token at a time, open to sabotage."""
+
+    stops = False
+
+    def weight(self, joint):
+        return joint
+
+    def step(self, joint, ratio):
+        return min(1.0, joint * ratio)
+
+    def judged(self, p, q, joint):
+        """h of an inner prefix."""
+        left = sum(max(0.0, joint * a - b) for a, b in zip(p, q, strict=True))
+        whole = left + 1 - joint
+        return left / whole if whole > 0 else 1.0
+
+    def one(self, p, q, tokens, accept, target):
+        joint, weight, kept = 1.0, 1.0, 0
+        for i, x in enumerate(tokens):
+            joint = self.step(joint, p[i][x] / q[i][x] if q[i][x] > 0 else 0.0)
+            last = i == len(tokens) - 1
+            if accept[i] < (joint if last else self.judged(p[i + 1], q[i + 1], joint)):
+                kept, weight = i + 1, self.weight(joint)
+            elif self.stops:
+                break
+        rest = list(p[kept])
+        if kept < len(tokens):
+            rest = [max(0.0, weight * a - b) for a, b in zip(rest, q[kept], strict=True)]
+        row = torch.tensor(rest if any(rest) else p[kept], dtype=torch.float64)
+        return kept, int(categorical(row, torch.tensor(target[kept], dtype=torch.float64)))
+
+    def __call__(self, p, draft, noise):
+        if isinstance(draft.law, Rows):
+            q = draft.law.q
+        else:
+            q = torch.nn.functional.one_hot(draft.tokens, p.shape[-1])
+        n = draft.tokens.shape[1]
+        ends = [
+            self.one(
+                *(x[b].tolist() for x in (p, q)),
+                draft.tokens[b, : len(t)].tolist(),
+                noise.accept[b].tolist(),
+                noise.target[b].tolist(),
+            )
+            for b, t in enumerate(draft.trees)
+        ]
+        return Verdict.of([range(k) for k, _ in ends], n, torch.tensor([t for _, t in ends]))
+
+
+class StopsAtTheFirst(SoundBlock):
+    """Goes no further behind a prefix that fails, as in token verification."""
+
+    stops = True
+
+
+class ForgetsTheWeight(SoundBlock):
+    """The residual of token verification: (p - q)+ without the joint ratio."""
+
+    def weight(self, joint):
+        return 1.0
+
+
+class Unclamped(SoundBlock):
+    """The joint ratio may exceed 1."""
+
+    def step(self, joint, ratio):
+        return joint * ratio
+
+
+class JudgesByRatio(SoundBlock):
+    """Inner prefixes pass with the joint ratio itself."""
+
+    def judged(self, p, q, joint):
+        return joint
+
+
+WRONG_BLOCKS = [StopsAtTheFirst, ForgetsTheWeight, Unclamped, JudgesByRatio]
 WRONG_LAW = [NoResidual, NotRenormalised, InvertedRatio, WrongRowResidual]

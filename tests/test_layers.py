@@ -19,6 +19,7 @@ LAYERS = [
     {"assembly"},
     {"training"},
     {"bench"},
+    {"audit"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

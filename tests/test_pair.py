@@ -78,8 +78,8 @@ def test_a_rule_that_accepts_one_token_too_many_is_caught(prompts, plain_ids, mo
         tokens = [*(ids[node] for node in path), emission.tokens[-1]]
         return replace(emission, path=path, tokens=tokens, logprobs=[0.0] * len(tokens))
 
-    honest = engine._follow
-    monkeypatch.setattr(engine, "_follow", generous)
+    honest = engine.follow_top
+    monkeypatch.setattr(engine, "follow_top", generous)
     fast = load(4, 1)
     differing = [
         fast.generate(p, **GREEDY).token_ids != plain

@@ -22,7 +22,7 @@ from outpace.kernels import SOURCES, load_library
 from outpace.models import inspect_checkpoint, lean, load_model
 from outpace.models.compiled import CompiledDecoder
 from outpace.models.linear import multiplies_bf16
-from outpace.verifiers import MatchVerifier, TokenVerifier
+from outpace.verifiers import CoupledVerifier, MatchVerifier, TokenVerifier
 
 CPU = torch.device("cpu")
 SHAPE = {
@@ -141,6 +141,20 @@ def test_every_bit_is_that_of_plain_decoding(folders, compile, dtype, quantize, 
     assert total.emitted > 2500
     assert 0.15 < total.acceptance_rate < 0.85  # both outcomes were there,
     assert len(total.alpha) > 6  # deep in the draft, too
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_coupled_texts_are_those_of_plain_decoding_by_races(folders, dtype, compile):
+    if dtype == "bfloat16" and not compile and not multiplies_bf16(CPU):
+        pytest.skip("the lean decoder's bf16 is emulated on this processor")
+    sources = [inspect_checkpoint(folders / name) for name in ("target", "draft")]
+    target, draft = (load_model(s, dtype, "cpu", compile=compile) for s in sources)
+    requests = requests_of(0.4, 24)
+    plain = run(Engine(target, None, 0, CoupledVerifier(), max_batch=1), requests)
+    for k, max_batch in ((1, 8), (4, 3), (7, 8)):
+        engine = Engine(target, ModelDrafter(draft, 150), k, CoupledVerifier(), max_batch)
+        assert same(run(engine, requests), plain)
+        assert 0.15 < engine.stats.acceptance_rate < 0.95
 
 
 def _one(spoken: Spoken, i: int) -> Spoken:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broken_rules import (
+    WRONG_BLOCKS,
     WRONG_LAW,
     AcceptsImpossible,
     InvertedRatio,
@@ -16,22 +17,33 @@ from broken_rules import (
     NotRenormalised,
     SharedNoise,
     Sound,
+    SoundBlock,
+    StopsAtTheFirst,
 )
-from enumeration import (
+from outpace.audit.enumeration import (
     Drafted,
-    NotIndependent,
-    drafts_of,
-    error_of,
+    NotEnumerableError,
+    certain,
+    chains,
     impossible_at_zero,
-    law_by_depth,
+    round_law,
     worst_error,
 )
 from outpace.sampling import Warp, categorical, residual, without
 from outpace.trees import chain
 from outpace.types import Draft, PointMass, Rows, SamplingParams, Tree
-from outpace.verifiers import GreedyVerifier, MatchVerifier, Noise, TokenVerifier
+from outpace.verifiers import (
+    BlockVerifier,
+    GreedyVerifier,
+    MatchVerifier,
+    Noise,
+    TokenVerifier,
+    TypicalVerifier,
+)
 
 EXACT = 1e-12
+BY_RATIO = [TokenVerifier, BlockVerifier]
+LENGTHS = [1, 2, 3, 4]
 
 
 def row(*weights: float) -> torch.Tensor:
@@ -55,45 +67,89 @@ def tables(draw, vocab: int, sparse: bool = True):
 
 
 @st.composite
-def rounds(draw):
-    vocab = draw(st.integers(2, 5))
-    k = draw(st.integers(0, 3 if vocab <= 3 else 2))
-    return vocab, k, draw(tables(vocab)), draw(tables(vocab))
+def rounds(draw, k: int):
+    vocab = draw(st.integers(2, {1: 5, 2: 4, 3: 3, 4: 2}[k]))
+    return vocab, draw(tables(vocab)), draw(tables(vocab))
 
 
-@settings(max_examples=150, deadline=None)
-@given(rounds())
-def test_token_rule_keeps_the_law_for_drawn_drafts(case):
-    vocab, k, p, q = case
-    assert worst_error(TokenVerifier(), p, drafts_of(q, k, vocab), vocab) < EXACT
+def error(verifier, p, drafted: list[Drafted]) -> float:
+    longest = max(max(d.tree.depths, default=0) for d in drafted) + 1
+    return worst_error(round_law(verifier, drafted), p, longest)
 
 
-@settings(max_examples=150, deadline=None)
-@given(rounds(), st.data())
-def test_token_rule_keeps_the_law_for_point_masses(case, data):
-    vocab, k, p, _ = case
-    tokens = tuple(data.draw(st.lists(st.integers(0, vocab - 1), min_size=k, max_size=k)))
-    assert worst_error(TokenVerifier(), p, [Drafted(1.0, tokens, None)], vocab) < EXACT
+def expected_length(verifier, drafted: list[Drafted]) -> float:
+    return sum(mass * len(said) for said, mass in round_law(verifier, drafted).items())
 
 
-@settings(max_examples=40, deadline=None)
-@given(rounds())
-def test_the_twin_agrees(case):
-    vocab, k, p, q = case
-    assert worst_error(Sound(), p, drafts_of(q, k, vocab), vocab) < EXACT
+@pytest.mark.parametrize("rule", BY_RATIO)
+@pytest.mark.parametrize("k", LENGTHS)
+@settings(max_examples=40)
+@given(st.data())
+def test_rules_by_ratio_keep_the_law_for_drawn_drafts(rule, k, data):
+    _, p, q = data.draw(rounds(k))
+    assert error(rule(), p, chains(q, p, k)) < EXACT
 
 
-@settings(max_examples=25, deadline=None)
-@given(rounds(), st.data())
-def test_match_keeps_the_law_whatever_was_drafted(case, data):
+@pytest.mark.parametrize("rule", BY_RATIO)
+@pytest.mark.parametrize("k", [0, *LENGTHS])
+@settings(max_examples=40)
+@given(st.data())
+def test_rules_by_ratio_keep_the_law_for_point_masses(rule, k, data):
+    vocab, p, _ = data.draw(rounds(max(k, 1)))
+    tokens = data.draw(st.lists(st.integers(0, vocab - 1), min_size=k, max_size=k))
+    assert error(rule(), p, certain(p, tokens)) < EXACT
+
+
+@pytest.mark.parametrize("twin", [Sound, SoundBlock])
+@settings(max_examples=15)
+@given(st.data())
+def test_the_twins_agree(twin, data):
+    _, p, q = data.draw(rounds(2))
+    assert error(twin(), p, chains(q, p, 2)) < EXACT
+
+
+@settings(max_examples=60)
+@given(st.data(), st.sampled_from(LENGTHS))
+def test_block_verification_never_emits_less_than_token_verification(data, k):
+    _, p, q = data.draw(rounds(k))
+    drafted = chains(q, p, k)
+    block, token = (expected_length(rule(), drafted) for rule in (BlockVerifier, TokenVerifier))
+    assert block >= token - EXACT
+
+
+def test_block_verification_emits_more_where_a_ratio_is_lost_by_token_verification():
+    """The example of the paper's section 2: 10/9 tokens accepted, and 11/9."""
+    drafted = chains(lambda _: row(2, 1), lambda _: row(1, 2), 2)
+    accepted = [expected_length(rule(), drafted) - 1 for rule in (TokenVerifier, BlockVerifier)]
+    assert accepted == pytest.approx([10 / 9, 11 / 9], abs=EXACT)
+
+
+@pytest.mark.parametrize("k", LENGTHS)
+@settings(max_examples=15)
+@given(st.data())
+def test_match_keeps_the_law_of_drawn_drafts(k, data):
+    _, p, q = data.draw(rounds(k))
+    assert error(MatchVerifier(), p, chains(q, p, k)) < EXACT
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_match_keeps_the_law_whatever_was_drafted(data):
     """Of chains and trees; how the draft was drawn does not matter to it."""
-    vocab, _, p, _ = case
+    vocab, p, _ = data.draw(rounds(2))
     size = data.draw(st.integers(0, 4))
     tree = Tree(tuple(data.draw(st.integers(-1, i - 1)) for i in range(size)))
     tokens = data.draw(st.lists(st.integers(0, vocab - 1), min_size=size, max_size=size))
-    length = max(tree.depths, default=0) + 1
-    law = law_by_depth(MatchVerifier(), p, tokens, tree, vocab)
-    assert error_of(law, p, length, vocab) < EXACT
+    assert error(MatchVerifier(), p, certain(p, tokens, tree)) < EXACT
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_match_accepts_as_often_as_two_draws_agree(data):
+    _, p, q = data.draw(rounds(1))
+    emitted = round_law(MatchVerifier(), chains(q, p, 1))
+    accepted = sum(mass for said, mass in emitted.items() if len(said) == 2)
+    assert accepted == pytest.approx(float((p(()) * q(())).sum()), abs=EXACT)
 
 
 class OneNoise(MatchVerifier):
@@ -113,9 +169,7 @@ class NextRow(MatchVerifier):
 
 @pytest.mark.parametrize("rule", [OneNoise, NextRow])
 def test_broken_matching_is_caught(rule):
-    tree = Tree((-1, -1, 0, 1))
-    law = law_by_depth(rule(), p_table, [0, 1, 1, 2], tree, 3)
-    assert error_of(law, p_table, 3, 3) > 1e-2
+    assert error(rule(), p_table, certain(p_table, [0, 1, 1, 2], Tree((-1, -1, 0, 1)))) > 1e-2
 
 
 P = {(): row(5, 3, 2), (0,): row(1, 6, 3), (1,): row(4, 4, 2), (2,): row(1, 1, 8)}
@@ -130,14 +184,14 @@ def q_table(prefix):
     return Q.get(prefix[-1:], Q[()])
 
 
-@pytest.mark.parametrize("rule", WRONG_LAW)
+@pytest.mark.parametrize("rule", [*WRONG_LAW, *WRONG_BLOCKS])
 def test_broken_rules_are_caught(rule):
-    assert worst_error(rule(), p_table, drafts_of(q_table, 2, 3), 3) > 1e-3
+    assert error(rule(), p_table, chains(q_table, p_table, 3)) > 1e-3
 
 
-@pytest.mark.parametrize("rule", [NoResidual, NotRenormalised, InvertedRatio])
+@pytest.mark.parametrize("rule", [NoResidual, NotRenormalised, InvertedRatio, StopsAtTheFirst])
 def test_broken_rules_are_caught_on_point_masses(rule):
-    assert worst_error(rule(), p_table, [Drafted(1.0, (0, 1), None)], 3) > 1e-2
+    assert error(rule(), p_table, certain(p_table, (0, 1))) > 1e-2
 
 
 def test_accepting_the_second_best_token_is_caught():
@@ -148,9 +202,10 @@ def test_accepting_the_second_best_token_is_caught():
             return super().__call__(-(p - p.median(-1, keepdim=True).values).abs(), draft, noise)
 
     differing = 0
-    for d in drafts_of(q_table, 2, 3):
-        logits = torch.stack([p_table(d.tokens[:i]) for i in range(3)]).log().unsqueeze(0)
-        draft = Draft(torch.tensor([d.tokens]), PointMass(), (chain(2),))
+    (drafted,) = chains(q_table, p_table, 2)
+    for tokens, rows in zip(drafted.tokens, drafted.p, strict=True):
+        logits = rows.log().unsqueeze(0)
+        draft = Draft(tokens.unsqueeze(0), PointMass(), (chain(2),))
         nothing = Noise(torch.zeros(1, 2).double(), torch.zeros(1, 3).double())
         verdicts = [rule(logits, draft, nothing) for rule in (GreedyVerifier(), SecondBest())]
         differing += not torch.equal(verdicts[0].token, verdicts[1].token)
@@ -158,8 +213,8 @@ def test_accepting_the_second_best_token_is_caught():
 
 
 def test_shared_noise_is_caught():
-    with pytest.raises(NotIndependent):
-        worst_error(SharedNoise(), p_table, drafts_of(q_table, 2, 3), 3)
+    with pytest.raises(NotEnumerableError, match="another purpose"):
+        round_law(SharedNoise(), chains(q_table, p_table, 2))
 
 
 def test_a_misreported_law_is_caught():
@@ -168,42 +223,52 @@ def test_a_misreported_law_is_caught():
     def hot(prefix):
         return row(*(q_table(prefix) ** 0.5).tolist())
 
-    assert worst_error(TokenVerifier(), p_table, drafts_of(hot, 2, 3, q_table), 3) > 1e-3
+    assert error(TokenVerifier(), p_table, chains(hot, p_table, 2, q_table)) > 1e-3
 
     def argmax(prefix):
         return torch.nn.functional.one_hot(q_table(prefix).argmax(), 3).double()
 
-    assert worst_error(TokenVerifier(), p_table, drafts_of(argmax, 2, 3, q_table), 3) > 1e-3
-    assert worst_error(TokenVerifier(), p_table, drafts_of(argmax, 2, 3), 3) < EXACT
+    assert error(TokenVerifier(), p_table, chains(argmax, p_table, 2, q_table)) > 1e-3
+    assert error(TokenVerifier(), p_table, chains(argmax, p_table, 2)) < EXACT
 
 
 def test_dropping_an_unlikely_token_is_caught_and_keeping_it_is_exact():
     """A stop by confidence is exact only if the token it looked at stays in the draft."""
 
     def stopped(drop: bool) -> list[Drafted]:
-        found: dict[tuple[int, ...], Drafted] = {}
-        for d in drafts_of(q_table, 2, 3):
-            length = 2
-            for i in range(2):
-                if float(d.rows[i][d.tokens[i]]) < 0.35:
-                    length = i if drop else i + 1
-                    break
-            tokens = d.tokens[:length]
-            mass = found[tokens].probability if tokens in found else 0.0
-            found[tokens] = Drafted(mass + d.probability, tokens, d.rows[:length])
-        return list(found.values())
+        (whole,) = chains(q_table, p_table, 3)
+        by_length: dict[int, dict[tuple[int, ...], int]] = {}
+        mass: dict[tuple[int, ...], float] = {}
+        for c, tokens in enumerate(whole.tokens.tolist()):
+            sure = [float(whole.q[c, i, t]) >= 0.35 for i, t in enumerate(tokens)]
+            first = sure.index(False) if False in sure else len(tokens)
+            kept = tuple(tokens[: first if drop else first + 1])
+            by_length.setdefault(len(kept), {})[kept] = c
+            mass[kept] = mass.get(kept, 0.0) + float(whole.probability[c])
+        return [
+            Drafted(
+                torch.tensor([mass[t] for t in found], dtype=torch.float64),
+                torch.tensor([list(t) for t in found], dtype=torch.int64).view(len(found), n),
+                whole.q[list(found.values()), :n] if n else None,
+                whole.p[list(found.values()), : n + 1],
+                chain(n),
+            )
+            for n, found in by_length.items()
+        ]
 
-    assert worst_error(TokenVerifier(), p_table, stopped(drop=False), 3) < EXACT
-    assert worst_error(TokenVerifier(), p_table, stopped(drop=True), 3) > 1e-2
+    for rule in BY_RATIO:
+        assert error(rule(), p_table, stopped(drop=False)) < EXACT
+        assert error(rule(), p_table, stopped(drop=True)) > 1e-2
 
 
 def test_impossible_tokens_never_pass_even_at_zero_noise():
     def p(prefix):
         return row(0, 0, 1, 1)
 
-    drafts = drafts_of(lambda prefix: row(1, 1, 1, 1), 2, 4)
-    assert impossible_at_zero(TokenVerifier(), p, drafts, 4) == []
-    assert impossible_at_zero(AcceptsImpossible(), p, drafts, 4) != []
+    drafted = chains(lambda prefix: row(1, 1, 1, 1), p, 2)
+    for rule in (TokenVerifier, BlockVerifier, MatchVerifier):
+        assert impossible_at_zero(rule(), drafted) == []
+    assert impossible_at_zero(AcceptsImpossible(), drafted) != []
 
 
 def test_a_token_that_its_law_excludes_is_never_accepted():
@@ -211,9 +276,10 @@ def test_a_token_that_its_law_excludes_is_never_accepted():
     p = row(1, 1).view(1, 1, 2).repeat(1, 2, 1)
     draft = Draft(torch.tensor([[1]]), Rows(row(1, 0).view(1, 1, 2)), (chain(1),))
     noise = Noise(torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 2), 0.5).double())
-    verdict = TokenVerifier()(p, draft, noise)
-    assert verdict.accepted.tolist() == [0]
-    assert verdict.token.tolist() == [1]  # what is left of p
+    for rule in (TokenVerifier(), BlockVerifier(), SoundBlock()):
+        verdict = rule(p, draft, noise)
+        assert verdict.accepted.tolist() == [0]
+        assert verdict.token.tolist() == [1]  # what is left of p
 
 
 def test_residual_without_mass_is_the_target():
@@ -223,7 +289,8 @@ def test_residual_without_mass_is_the_target():
     rejected = Noise(torch.ones(1, 1).double(), torch.full((1, 2), 0.4).double())
     draft = Draft(torch.tensor([[0]]), Rows(p.reshape(1, 1, 3)), (chain(1),))
     rows = p.expand(1, 2, 3)
-    assert int(TokenVerifier()(rows, draft, rejected).token) == 1
+    for rule in BY_RATIO:
+        assert int(rule()(rows, draft, rejected).token) == 1
     broken = NaNAtZeroMass()
     row_of = broken.rest(p, p)
     assert torch.isnan(row_of).all()
@@ -238,35 +305,63 @@ def test_worked_examples():
         assert int(TokenVerifier()(target.expand(1, 2, 3), one, noise).accepted) == kept
     for p, q, left in ((row(5, 3, 2), row(2, 5, 3), 0), (row(4, 5, 1), row(6, 3, 1), 1)):
         assert residual(p, q).nonzero().flatten().tolist() == [left]
-    error = worst_error(TokenVerifier(), lambda _: target, drafts_of(lambda _: draft, 1, 3), 3)
-    assert error < EXACT
+    assert error(
+        TokenVerifier(), lambda _: target, chains(lambda _: draft, lambda _: target, 1)
+    ) < (EXACT)
 
 
-def test_acceptance_is_one_minus_total_variation():
-    from enumeration import RoundLaw
+@pytest.mark.parametrize("rule", BY_RATIO)
+@settings(max_examples=40)
+@given(st.data())
+def test_acceptance_is_one_minus_total_variation(rule, data):
+    _, p, q = data.draw(rounds(1))
+    emitted = round_law(rule(), chains(q, p, 1))
+    accepted = sum(mass for said, mass in emitted.items() if len(said) == 2)
+    assert accepted == pytest.approx(1 - 0.5 * float((p(()) - q(())).abs().sum()), abs=EXACT)
 
-    p, q = row(5, 3, 2), row(2, 5, 3)
-    law = RoundLaw(TokenVerifier(), lambda _: p, drafts_of(lambda _: q, 1, 3), 3).emitted
-    accepted = sum(mass for tokens, mass in law.items() if len(tokens) == 2)
-    assert accepted == pytest.approx(1 - 0.5 * (p - q).abs().sum().item(), abs=1e-12)
 
-
-@settings(max_examples=150, deadline=None)
-@given(rounds())
-def test_greedy_rule_is_the_token_rule_at_temperature_zero(case):
-    vocab, k, p, q = case
+@settings(max_examples=100)
+@given(st.data(), st.sampled_from(LENGTHS))
+def test_every_rule_is_the_greedy_one_at_temperature_zero(data, k):
+    """Whatever is drafted and however, lossy rules as well."""
+    vocab, p, q = data.draw(rounds(k))
     warp = Warp([SamplingParams()], vocab, torch.device("cpu"))
-    for d in drafts_of(q, k, vocab)[:20]:
-        logits = torch.stack([p(d.tokens[:i]) for i in range(k + 1)]).log().unsqueeze(0)
-        law = Rows(torch.stack(d.rows).unsqueeze(0)) if k else PointMass()
-        draft = Draft(torch.tensor([d.tokens]).reshape(1, k), law, (chain(k),))
+    (drafted,) = chains(q, p, k)
+    for c in range(min(20, len(drafted))):
+        logits, tokens = drafted.p[c : c + 1].log(), drafted.tokens[c : c + 1]
         noise = Noise(torch.rand(1, k).double(), torch.rand(1, k + 1).double())
-        greedy = GreedyVerifier()(logits, draft, noise)
-        point = Draft(draft.tokens, PointMass(), draft.trees)
-        token = TokenVerifier()(warp(logits), point, noise)
-        assert torch.equal(greedy.accepted, token.accepted)
-        assert torch.equal(greedy.token, token.token)
-        assert torch.equal(greedy.path, token.path)
+        drawn = Draft(tokens, Rows(drafted.q[c : c + 1]), (chain(k),))
+        point = Draft(tokens, PointMass(), (chain(k),))
+        greedy = GreedyVerifier()(logits, drawn, noise)
+        for rule in (TokenVerifier(), BlockVerifier(), MatchVerifier(), TypicalVerifier()):
+            said = rule(warp(logits), point, noise)
+            assert torch.equal(greedy.accepted, said.accepted)
+            assert torch.equal(greedy.token, said.token)
+            assert torch.equal(greedy.path, said.path)
+
+
+@settings(max_examples=60)
+@given(st.data(), st.sampled_from([1, 2, 3]))
+def test_typical_acceptance_takes_the_likely_for_certain(data, k):
+    """Its law by the definition: likely draft tokens stay, then one is drawn from p."""
+    vocab, p, _ = data.draw(rounds(k))
+    tokens = data.draw(st.lists(st.integers(0, vocab - 1), min_size=k, max_size=k))
+    kept = []
+    for token in tokens:
+        likely = p(tuple(kept))
+        entropy = -float((likely * likely.clamp_min(1e-300).log()).sum())
+        if float(likely[token]) <= min(0.09, 0.3 * 2.718281828459045**-entropy):
+            break
+        kept.append(token)
+    last = p(tuple(kept))
+    want = {(*kept, t): float(last[t]) for t in last.nonzero().flatten().tolist()}
+    got = round_law(TypicalVerifier(), certain(p, tokens))
+    assert got == pytest.approx(want, abs=EXACT)
+
+
+def test_typical_acceptance_is_lossy():
+    assert not TypicalVerifier.lossless
+    assert error(TypicalVerifier(), p_table, chains(q_table, p_table, 2)) > 0.05
 
 
 @settings(max_examples=100, deadline=None)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from outpace import kernels
 from outpace.errors import CompilerError
 from outpace.kernels import rows as kernel_rows
-from outpace.sampling import Warp, categorical
+from outpace.sampling import Keys, Warp, categorical, race
 from outpace.trees import chain
 from outpace.types import Draft, PointMass, Rows, SamplingParams
-from outpace.verifiers import Noise, TokenVerifier
+from outpace.verifiers import BlockVerifier, Noise, TokenVerifier
 
 SIZES = st.sampled_from([1, 2, 7, 16, 17, 64, 333])
 
@@ -76,6 +76,22 @@ def test_draws_are_those_of_the_tensor_code(n, seed):
     assert (p.gather(-1, drawn.unsqueeze(-1)) > 0).all()
 
 
+@given(SIZES, st.integers(0, 2**64 - 1), st.integers(0, 2**40))
+def test_races_are_those_of_the_tensor_code(n, seed, first):
+    p = laws(seeded(seed % 1000), 2, 5, n)
+    keys = Keys(torch.tensor([seed - 2**63, seed % 99]), torch.tensor([first, first + 7]))
+    depths = torch.tensor([[0, 1, 1, 2, 3], [4, 0, 0, 0, 9]])
+    won = race(p, keys, depths)
+    assert torch.equal(won, tensors(race, p, keys, depths))
+    assert (p.gather(-1, won.unsqueeze(-1)) > 0).all()
+
+
+def test_a_race_at_another_position_is_another(library):
+    p, depths = laws(seeded(0), 1, 50, 64), torch.arange(50).unsqueeze(0)
+    one, other = (race(p, Keys(torch.tensor([5]), torch.tensor([x])), depths) for x in (0, 1))
+    assert not torch.equal(one, other)
+
+
 def round_of(generator, n, nodes, sampled):
     batch = 5
     p, q = (laws(generator, batch, rows, n) for rows in (nodes + 1, nodes))
@@ -91,24 +107,25 @@ def parts(verdict):
     return verdict.path.tolist(), verdict.accepted.tolist(), verdict.token.tolist()
 
 
+@pytest.mark.parametrize("rule", [TokenVerifier(), BlockVerifier()])
 @pytest.mark.parametrize("sampled", [True, False])
 @given(n=SIZES, nodes=st.integers(1, 6), seed=st.integers(0, 10_000))
-def test_the_rule_decides_as_the_tensor_code_does(sampled, n, nodes, seed):
+def test_the_rule_decides_as_the_tensor_code_does(rule, sampled, n, nodes, seed):
     given_round = round_of(seeded(seed), n, nodes, sampled)
-    verdict = TokenVerifier()(*given_round)
-    assert parts(verdict) == parts(tensors(TokenVerifier(), *given_round))
+    assert parts(rule(*given_round)) == parts(tensors(rule, *given_round))
 
 
-def test_another_rule_would_be_noticed(monkeypatch):
-    """The control: with the noise of another round some verdict is another."""
+@pytest.mark.parametrize("rule", [TokenVerifier(), BlockVerifier()])
+def test_another_rule_would_be_noticed(monkeypatch, rule):
+    """The control: with other noise some verdict is another."""
     verify = kernels.verify
 
     def broken(library, by_block, p, q, tokens, lengths, accept, target):
-        return verify(library, by_block, p, q, tokens, lengths, accept.flip(0), target)
+        return verify(library, by_block, p, q, tokens, lengths, accept * 0, target)
 
     monkeypatch.setattr(kernels, "verify", broken)
     rounds = [round_of(seeded(seed), 16, 4, True) for seed in range(20)]
-    found = [parts(TokenVerifier()(*r)) == parts(tensors(TokenVerifier(), *r)) for r in rounds]
+    found = [parts(rule(*r)) == parts(tensors(rule, *r)) for r in rounds]
     assert not all(found)
 
 

@@ -2,7 +2,7 @@
 
 from .draws import DraftNoise, argmax, categorical, law_device, residual, without
 from .noise import RequestNoise, Stream, uniforms
-from .race import Keys, exponentials, race
+from .races import Keys, exponentials, race
 from .transforms import Pipeline, Prefixes, Transform
 from .warp import Shaped, Warp
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from .race import Keys, race
+from .races import Keys, race
 
 _BELOW_ONE = 1 - 2.0**-52
 

@@ -93,7 +93,7 @@ inline uint64_t random_bits(uint64_t seed, uint64_t position, uint32_t stream, u
     return uint64_t{c1} << 21 ^ c0 >> 11;
 }
 
-// The token whose exponential time is the shortest for its probability; see sampling/race.py.
+// The token whose exponential time is the shortest for its probability; see sampling/races.py.
 inline int64_t race_row(const float *p, int64_t n, uint64_t seed, uint64_t position) {
     constexpr uint32_t RACE = 4;
     constexpr int64_t SOME = 64;
