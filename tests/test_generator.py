@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import shutil
 
 import numpy as np
@@ -204,6 +205,10 @@ def test_messages_need_a_template_and_use_it(pair, tmp_path, fast):
         (lambda g: g.generate("x", seed=np.array([1, 2])), "2 seeds for 1 prompts"),
         (lambda g: g.generate("x", eos_token_ids=np.array([0.5])), "eos_token_ids"),
         (lambda g: g.generate("x", temperature="1"), "temperature must be"),
+        (lambda g: g.generate("x", logprobs=321), "logprobs=321 asks for more than"),
+        (lambda g: g.generate("x", logit_bias={320: 1.0}), "logit_bias has token id 320, which is"),
+        (lambda g: g.generate("x", bad_words=[[5, 999]]), "bad_words has token id 999, which is"),
+        (lambda g: g.generate("x", regex="("), "regex cannot be used"),
     ],
 )
 def test_bad_input_is_refused_and_loses_nothing(fast, call, message):
@@ -213,6 +218,60 @@ def test_bad_input_is_refused_and_loses_nothing(fast, call, message):
     assert isinstance(caught.value, ValueError)
     assert not fast.engine.busy
     assert fast.engine.free_slots == 4
+
+
+SHAPING = {"logit_bias": {70: 2.0}, "repetition_penalty": 1.3, "top_k": 40, "min_p": 0.01}
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 4}])
+@pytest.mark.parametrize("more", [{}, SHAPING])
+def test_logprobs_are_those_of_the_raw_logits(fast, plain, options, more):
+    """The likeliest tokens of every emitted position, whatever shaped the one that was drawn."""
+    for generator in (fast, plain):
+        result = generator.generate(
+            [PROMPT, "def"], logprobs=7, max_new_tokens=25, eos_token_ids=(), **options, **more
+        )[0]
+        target = generator.engine.target
+        ids = torch.tensor([[*result.prompt_token_ids, *result.token_ids]])
+        rows = torch.arange(ids.shape[1])[None]
+        scores = target.forward(ids, rows, target.new_cache(1, ids.shape[1]), [0])
+        law = scores.logits[0].double().log_softmax(-1)[len(result.prompt_token_ids) - 1 :]
+        for event, row in zip(result.tokens, law, strict=False):
+            values, best = row.topk(7)
+            assert [i for i, _ in event.top_logprobs] == best.tolist()
+            assert [x for _, x in event.top_logprobs] == pytest.approx(values.tolist(), abs=1e-5)
+            assert event.logprob == pytest.approx(float(row[event.token_id]), abs=1e-5)
+            assert dict(event.top_logprobs).get(event.token_id, event.logprob) == event.logprob
+        assert any(e.token_id in dict(e.top_logprobs) for e in result.tokens)
+
+
+def test_every_request_gets_as_many_logprobs_as_it_asks_for(fast):
+    counts = [0, 1, 320]
+    params = [SamplingParams(logprobs=n, max_new_tokens=9, eos_token_ids=()) for n in counts]
+    results = fast.generate([PROMPT] * 3, params=params)
+    for count, result in zip(counts, results, strict=True):
+        assert {len(e.top_logprobs) for e in result.tokens} == {count}
+        assert result.token_ids == results[0].token_ids
+        assert [e.logprob for e in result.tokens] == [e.logprob for e in results[0].tokens]
+    for event in results[2].tokens:
+        assert event.top_logprobs[0] == (event.token_id, event.logprob)  # greedy
+        assert sum(math.exp(x) for _, x in event.top_logprobs) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("transform_draft", [True, False])
+def test_bad_words_do_not_stand_in_texts(fast, transform_draft):
+    """However they are cut into tokens; the same texts have them where nothing forbids it."""
+    words = ["re", "größe", "\n", "你"]
+    options = {"temperature": 1.2, "max_new_tokens": 60, "eos_token_ids": (), "seed": range(30)}
+
+    def texts(**more):
+        return [r.text for r in fast.generate(["def"] * 30, **options, **more)]
+
+    free = texts()
+    forbidden = texts(bad_words=words, transform_draft=transform_draft)
+    for word in words:
+        assert any(word in text for text in free)
+        assert not any(word in text for text in forbidden)
 
 
 def test_numbers_and_arrays_of_other_libraries_are_taken(fast):

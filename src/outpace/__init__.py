@@ -10,6 +10,8 @@ from .engine.stats import Stats
 from .errors import (
     CheckpointError,
     ContextLengthError,
+    DeadEndError,
+    EndpointError,
     IncompatibleError,
     NumericsError,
     OptionError,
@@ -25,6 +27,8 @@ __version__ = "0.1.0"
 __all__ = [
     "CheckpointError",
     "ContextLengthError",
+    "DeadEndError",
+    "EndpointError",
     "Generator",
     "IncompatibleError",
     "NumericsError",

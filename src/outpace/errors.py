@@ -43,6 +43,10 @@ class NumericsError(OutpaceError, ArithmeticError):
     """A model's logits are not numbers."""
 
 
+class EndpointError(OutpaceError):
+    """A server does not answer, or not in a way that can be audited."""
+
+
 class IncompatibleError(OutpaceError, ValueError):
     """Two parts were put together that would not keep the target's law."""
 

@@ -31,6 +31,18 @@ FinishReason = Literal["stop", "length", "context", "cancelled"]
 caller let go."""
 
 
+_LARGEST = 1e30
+"""Of what is added to logits or multiplied with them: single precision holds the result."""
+
+_STATEFUL = (
+    "DiaEOSDelayPatternLogitsProcessor",
+    "SynthIDTextWatermarkLogitsProcessor",
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+    "WhisperNoSpeechDetection",
+)
+"""Logits processors of transformers that remember calls, and so what drafts were dropped."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How one request is sampled and when it ends.
@@ -100,9 +112,9 @@ class SamplingParams:
         _check_number("top_p", self.top_p, 0.0, 1.0, "1 switches it off", open_low=True)
         _check_number("min_p", self.min_p, 0.0, 1.0, "0 switches it off")
         penalty = self.repetition_penalty
-        _check_number("repetition_penalty", penalty, 0.0, math.inf, "1 is off", open_low=True)
+        _check_number("repetition_penalty", penalty, 1 / _LARGEST, _LARGEST, "1 is off")
         for name in ("presence_penalty", "frequency_penalty"):
-            _check_number(name, getattr(self, name), -math.inf, math.inf, "0 switches it off")
+            _check_number(name, getattr(self, name), -_LARGEST, _LARGEST, "0 switches it off")
         check_whole_number("min_new_tokens", self.min_new_tokens, 0, "0 switches it off")
         check_whole_number("logprobs", self.logprobs, 0, "0 switches it off")
         if self.no_repeat_ngram is not None:
@@ -111,7 +123,10 @@ class SamplingParams:
         object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
         object.__setattr__(self, "json_schema", _schema(self.json_schema))
         object.__setattr__(self, "transforms", _functions(self.transforms))
-        self._check_constraint()
+        if not isinstance(self.transform_draft, bool):
+            raise OptionError(
+                f"transform_draft must be True or False, not {self.transform_draft!r}"
+            )
         if self.top_k is not None:
             check_whole_number("top_k", self.top_k, 1, "leave it out to keep every token")
         if self.seed is not None:
@@ -132,6 +147,7 @@ class SamplingParams:
             raise OptionError(
                 f"on_context_full must be 'stop' or 'error', not {self.on_context_full!r}"
             )
+        self._check_constraint()
 
     def _check_constraint(self) -> None:
         given = self.constraint_fields
@@ -236,7 +252,8 @@ def _bias(value: Any) -> tuple[tuple[int, float], ...]:
         raise OptionError(f"logit_bias takes a dict of token id to number, not {value!r}") from None
     for i, x in pairs:
         check_whole_number("a token id in logit_bias", i, 0, "ids of the target's vocabulary")
-        if not isinstance(x, Real) or isinstance(x, bool) or math.isnan(x) or x == math.inf:
+        number = isinstance(x, Real) and not isinstance(x, bool)
+        if not number or not (x == -math.inf or abs(x) <= _LARGEST):
             raise OptionError(
                 f"logit_bias of token {i} must be a number or -inf, not {x!r} (-inf forbids it)"
             )
@@ -248,17 +265,35 @@ def _bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
     if value is None:
         return ()
     found: list[str | tuple[int, ...]] = []
-    for word in (value,) if isinstance(value, str) else value:
+    for word in _listed("bad_words takes words and sequences of token ids", value):
         if isinstance(word, str):
-            found += _strings("bad_words", word)
+            found += _strings("bad_words", _unicode("bad_words", word))
             continue
-        ids = tuple(_whole(i) for i in (word if hasattr(word, "__iter__") else (word,)))
+        ids = tuple(_whole(i) for i in _listed("bad_words takes words and token ids", word))
         if not ids:
             raise OptionError("bad_words has an empty sequence of token ids: leave it out")
         for i in ids:
             check_whole_number("a token id in bad_words", i, 0, "ids of the target's vocabulary")
         found.append(ids)
     return tuple(found)
+
+
+def _listed(what: str, value: Any) -> list[Any]:
+    """A list, an array, or one text or number alone."""
+    if isinstance(value, (np.ndarray, Tensor)):
+        value = value.tolist()
+    if isinstance(value, (bytes, bytearray, Mapping)):
+        raise OptionError(f"{what}, not {value!r}")
+    alone = isinstance(value, str) or not hasattr(value, "__iter__")
+    return [value] if alone else list(value)
+
+
+def _unicode(name: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(f"{name} is not valid Unicode: give UTF-8 text") from error
+    return text
 
 
 def _schema(value: Any) -> Any:
@@ -285,12 +320,18 @@ def _schema(value: Any) -> Any:
 def _functions(value: Any) -> tuple[Callable[..., Any], ...]:
     if value is None:
         return ()
-    functions = (value,) if callable(value) else tuple(value)
-    wrong = next((f for f in functions if not callable(f)), None)
-    if wrong is not None:
+    alone = callable(value) or not hasattr(value, "__iter__")
+    functions = (value,) if alone else tuple(value)
+    if not all(map(callable, functions)):
         raise OptionError(
-            f"transforms takes functions (input_ids, scores) -> scores, not {wrong!r}"
+            f"transforms takes functions (input_ids, scores) -> scores, not {value!r}"
         )
+    for f in (*functions, *(value if hasattr(value, "__iter__") else ())):
+        if type(f).__name__ in _STATEFUL:
+            raise OptionError(
+                f"{type(f).__name__} remembers its calls, of which most are for drafts that are "
+                "dropped again: leave it out, or use plain decoding elsewhere"
+            )
     return functions
 
 

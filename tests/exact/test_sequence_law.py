@@ -18,12 +18,12 @@ import torch
 from scipy import stats
 
 from broken_rules import SharedNoise, Sound
+from defects import DropsUnlikely, Misreporting
 from outpace.drafters import ModelDrafter
 from outpace.engine import Engine
 from outpace.models import MarkovModel
 from outpace.sampling import RequestNoise, Stream, Warp
-from outpace.trees import chain
-from outpace.types import Draft, Rows, SamplingParams
+from outpace.types import SamplingParams
 
 FALSE_ALARM = 1e-6
 SEPARATOR, SYMBOLS = 0, (1, 2, 3)
@@ -139,30 +139,6 @@ def warped_law(params: SamplingParams) -> dict[tuple[int, ...], float]:
         for a, b, c in itertools.product(SYMBOLS, repeat=3)
     }
     return {word: p for word, p in law.items() if p > 0}
-
-
-class Misreporting(ModelDrafter):
-    """Draws at one temperature, reports the rows of another."""
-
-    def draft(self, contexts, budgets, warp, noise):
-        drawn = super().draft(contexts, budgets, warp, noise)
-        if not isinstance(drawn.law, Rows):
-            return drawn
-        flat = drawn.law.q**0.5
-        return Draft(drawn.tokens, Rows(flat / flat.sum(-1, keepdim=True)), drawn.trees)
-
-
-class DropsUnlikely(ModelDrafter):
-    """Ends the draft before a token of low confidence, after having drawn it."""
-
-    def draft(self, contexts, budgets, warp, noise):
-        drawn = super().draft(contexts, budgets, warp, noise)
-        if not isinstance(drawn.law, Rows):
-            return drawn
-        sure = drawn.law.q.gather(-1, drawn.tokens.unsqueeze(-1)).squeeze(-1) > 0.3
-        kept = sure.cumprod(1).sum(1).tolist()
-        trees = tuple(chain(min(n, len(t))) for n, t in zip(kept, drawn.trees, strict=True))
-        return Draft(drawn.tokens, drawn.law, trees)
 
 
 class OutOfSync(ModelDrafter):

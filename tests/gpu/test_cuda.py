@@ -71,8 +71,8 @@ def test_one_wait_per_round(graphs):
         torch.cuda.set_sync_debug_mode("error")
         try:
             with torch.inference_mode():
-                draft = engine._draft(engine._running)
-                engine._score(engine._running, draft)
+                draft = engine.draft(engine.running)
+                engine.score(engine.running, draft)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

@@ -1,4 +1,4 @@
-"""Temperature, top-k and top-p against slow readable twins, row by row."""
+"""Temperature, top-k, top-p and min-p against slow readable twins, row by row."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from outpace import SamplingParams
 from outpace.sampling import Warp
+from twins import law
 
 CPU = torch.device("cpu")
 logits = st.lists(
@@ -20,36 +21,18 @@ params = st.builds(
     temperature=st.sampled_from([0.0, 1e-30, 0.05, 0.5, 1.0, 2.0, 1e6]),
     top_k=st.sampled_from([None, 1, 2, 3, 50]),
     top_p=st.sampled_from([1.0, 0.999, 0.7, 0.3, 1e-6]),
+    min_p=st.sampled_from([0.0, 0.01, 0.2, 0.6, 1.0]),
 )
 
 
-def twin(row: list[float], s: SamplingParams) -> list[float]:
-    """One row, by the definitions."""
-    if s.temperature == 0:
-        best = row.index(max(row))
-        return [float(i == best) for i in range(len(row))]
-    scaled = [(x - max(row)) / s.temperature for x in row]
-    if s.top_k is not None and s.top_k < len(row):
-        threshold = sorted(scaled, reverse=True)[s.top_k - 1]
-        scaled = [x if x >= threshold else -math.inf for x in scaled]
-    weights = [math.exp(x) for x in scaled]
-    p = [w / sum(weights) for w in weights]
-    if s.top_p < 1:
-        kept, mass = set(), 0.0
-        for i in sorted(range(len(p)), key=lambda i: -p[i]):
-            if mass >= s.top_p:
-                break
-            kept.add(i)
-            mass += p[i]
-        p = [x if i in kept else 0.0 for i, x in enumerate(p)]
-        p = [x / sum(p) for x in p]
-    return p
-
-
-def close_to_a_boundary(row: list[float], s: SamplingParams) -> bool:
-    """Whether rounding may decide top-p: some cumulative mass is within 1e-9 of it."""
-    p = sorted(twin(row, SamplingParams(temperature=s.temperature, top_k=s.top_k)), reverse=True)
-    return any(abs(sum(p[:n]) - s.top_p) < 1e-9 for n in range(1, len(p) + 1))
+def near_a_boundary(row: list[float], s: SamplingParams) -> bool:
+    """Whether rounding may decide top-p or min-p: some mass is within 1e-9 of the threshold."""
+    ranked = sorted(law(row, SamplingParams(temperature=s.temperature, top_k=s.top_k)))[::-1]
+    masses = [sum(ranked[:n]) for n in range(1, len(ranked) + 1)]
+    ratios = [x / ranked[0] for x in ranked]
+    return any(abs(m - s.top_p) < 1e-9 for m in masses) or any(
+        0 < abs(r - s.min_p) < 1e-9 for r in ratios
+    )
 
 
 @given(st.lists(st.tuples(logits, params), min_size=1, max_size=4))
@@ -60,15 +43,15 @@ def test_a_batch_equals_the_twin(batch):
     out = Warp(settings, width, CPU)(torch.tensor(rows, dtype=torch.float64).unsqueeze(1))
     for got, row, s in zip(out[:, 0], rows, settings, strict=True):
         assert abs(float(got.sum()) - 1) < 1e-9
-        if not close_to_a_boundary(row, s):
-            assert torch.allclose(got, torch.tensor(twin(row, s), dtype=torch.float64), atol=1e-9)
+        if not near_a_boundary(row, s):
+            assert torch.allclose(got, torch.tensor(law(row, s), dtype=torch.float64), atol=1e-9)
 
 
 @given(logits, params)
 def test_alone_equals_among_others(row, s):
     x = torch.tensor(row, dtype=torch.float32).reshape(1, 1, -1)
     alone = Warp([s], len(row), CPU)(x)
-    others = [SamplingParams(), SamplingParams(temperature=1.3, top_k=2, top_p=0.5)]
+    others = [SamplingParams(), SamplingParams(temperature=1.3, top_k=2, top_p=0.5, min_p=0.1)]
     among = Warp([*others, s], len(row), CPU)(x.repeat(3, 1, 1))[2:]
     assert torch.allclose(alone, among, atol=1e-6)
     assert torch.equal(alone, Warp([*others, s], len(row), CPU).select([2])(x))

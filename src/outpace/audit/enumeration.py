@@ -85,7 +85,10 @@ class Drafted:
 
 
 def intervals(
-    decide: Callable[[Tensor, Tensor], list[D]], count: int, grid: int = 8
+    decide: Callable[[Tensor, Tensor], list[D]],
+    count: int,
+    grid: int = 8,
+    precision: float = 0.0,
 ) -> list[list[Interval[D]]]:
     """Where functions of a uniform are constant.
 
@@ -94,6 +97,7 @@ def intervals(
         count: of functions.
         grid: points that are looked at first; a decision between two of them at
             which the same is decided is overlooked.
+        precision: to which the points are found; 0 goes down to neighbouring numbers.
 
     Returns:
         For each function its intervals, ascending, which cover [0, 1).
@@ -114,7 +118,7 @@ def intervals(
         found = decide(which, torch.tensor(halves, dtype=torch.float64)) if open_ else []
         further = []
         for (item, low, high, below, above), half, here in zip(open_, halves, found, strict=True):
-            if not low < half < high:
+            if not low < half < high or high - low <= precision:
                 points[item].append((high, above))
                 continue
             if here != below:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,21 +16,16 @@ if TYPE_CHECKING:
     from ..bench.compare import Comparison
 
 
+@common.with_sampling()
 def bench(
+    sampling: Mapping[str, Any],
     prompts: Annotated[int, typer.Option("--prompts", "-p", help="How many prompts.")] = 8,
-    prompt_file: Annotated[
-        str | None,
-        typer.Option(
-            "--prompt-file", help="JSON lines, each a string or an object with a 'prompt'."
-        ),
-    ] = None,
+    prompt_file: common.PromptFile = None,
     repeats: Annotated[int, typer.Option("--repeats", "-r", help="Runs per prompt.")] = 3,
     model: common.Model = "demo",
     drafter: common.DrafterName = None,
     k: common.DraftLength = 4,
-    temperature: common.Temperature = 0.0,
-    top_p: common.TopP = 1.0,
-    top_k: common.TopK = None,
+    verifier: common.VerifierName = "token",
     seed: common.Seed = 0,
     max_new_tokens: common.MaxNewTokens = 128,
     dtype: common.Dtype = None,
@@ -48,20 +43,13 @@ def bench(
     from ..bench.prompts import held_out_prompts
     from ..types import SamplingParams
 
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        max_new_tokens=max_new_tokens,
-        eos_token_ids=(),
-    )
+    params = SamplingParams(seed=seed, max_new_tokens=max_new_tokens, eos_token_ids=(), **sampling)
     if prompts < 1 or repeats < 1:
         raise OptionError("--prompts and --repeats must be at least 1")
     name = common.drafter_for(model, drafter)
     if name is None or k == 0:
         raise OptionError("bench compares with a draft model: give --drafter and -k 1 or more")
-    texts = _read_prompts(prompt_file, prompts) if prompt_file else held_out_prompts(prompts)
+    texts = common.read_prompts(prompt_file, prompts) if prompt_file else held_out_prompts(prompts)
 
     def check(assembly: Assembly) -> None:
         for text in texts:
@@ -75,6 +63,7 @@ def bench(
         device,
         check=check,
         compile=compile,
+        verifier=verifier,
         quantize=quantize,
         max_batch=1,
     )
@@ -84,32 +73,12 @@ def bench(
         found = compare(generator, texts, params, repeats, lambda: bar.advance(task))
     if as_json:
         target = generator.engine.target
-        setting = {"model": model, "drafter": name, "k": k, "temperature": temperature}
-        setting |= {"quantize": quantize}
+        setting = {"model": model, "drafter": name, "k": k, "verifier": verifier}
+        setting |= {"temperature": params.temperature, "quantize": quantize}
         machine = {"device": str(target.device), "dtype": str(target.dtype).removeprefix("torch.")}
         print(json.dumps(setting | machine | found.to_dict()))
     else:
-        _print(found, temperature, Console(no_color=no_color, highlight=False))
-
-
-def _read_prompts(path: str, count: int) -> list[str]:
-    lines = [line for line in common.read_text(path).split("\n") if line.strip()]
-    texts = []
-    for number, line in enumerate(lines[:count], 1):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            value = None
-        text = value.get("prompt") if isinstance(value, dict) else value
-        if not isinstance(text, str):
-            raise OptionError(
-                f"line {number} of {Path(path).name} is neither a JSON string nor an object with "
-                "a 'prompt' of text"
-            )
-        texts.append(text)
-    if not texts:
-        raise OptionError(f"{path} has no prompts")
-    return texts
+        _print(found, params.temperature, Console(no_color=no_color, highlight=False))
 
 
 def _print(found: Comparison, temperature: float, console: object) -> None:

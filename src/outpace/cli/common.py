@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import json
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -33,8 +36,13 @@ DrafterName = Annotated[
 ]
 DraftLength = Annotated[int, typer.Option("-k", "--k", help="Tokens drafted per round; 0: plain.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy decoding.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Nucleus mass in (0, 1]; 1 is off.")]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Keep the k most likely tokens.")]
+VerifierName = Annotated[
+    str,
+    typer.Option(
+        "--verifier",
+        help="Rule for sampled requests: token, block, match, coupled, greedy; typical is lossy.",
+    ),
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="At most this many.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
@@ -49,8 +57,128 @@ Compile = Annotated[
 Quantize = Annotated[
     str | None, typer.Option("--quantize", help="Keep the target's weights as int8 or int4.")
 ]
+PromptFile = Annotated[
+    str | None,
+    typer.Option("--prompt-file", help="JSON lines, each a string or an object with a 'prompt'."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="No colours, no moving lines.")]
+
+
+def _sampling(
+    temperature: Temperature = 0.0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Nucleus mass in (0, 1]; 1 is off.")
+    ] = 1.0,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", help="Keep the k most likely tokens.")
+    ] = None,
+    min_p: Annotated[
+        float, typer.Option("--min-p", help="Drop tokens less than this times the likeliest.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option("--repetition-penalty", help="Above 1 repeats less.")
+    ] = 1.0,
+    presence_penalty: Annotated[
+        float, typer.Option("--presence-penalty", help="Subtracted from tokens of the text.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option("--frequency-penalty", help="The same per occurrence.")
+    ] = 0.0,
+    no_repeat_ngram: Annotated[
+        int | None, typer.Option("--no-repeat-ngram", help="No n tokens in a row twice.")
+    ] = None,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option("--logit-bias", metavar="ID=BIAS", help="Added to a logit (repeatable)."),
+    ] = None,
+    bad_word: Annotated[
+        list[str] | None, typer.Option("--bad-word", help="Never in the text (repeatable).")
+    ] = None,
+    min_new_tokens: Annotated[
+        int, typer.Option("--min-new-tokens", help="No end of text before so many.")
+    ] = 0,
+    json_schema: Annotated[
+        str | None,
+        typer.Option("--json-schema", help="A JSON schema the text is valid by, or its file."),
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option("--regex", help="A regular expression that matches the text.")
+    ] = None,
+    grammar: Annotated[
+        str | None, typer.Option("--grammar", help="File of a Lark grammar that makes the text.")
+    ] = None,
+    target_alone: Annotated[
+        bool,
+        typer.Option("--target-alone", help="Leave drafts out of penalties and constraints."),
+    ] = False,
+) -> dict[str, Any]:
+    """Fields of `SamplingParams`."""
+    return {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "no_repeat_ngram": no_repeat_ngram,
+        "logit_bias": dict(_bias(entry) for entry in logit_bias or ()),
+        "bad_words": tuple(bad_word or ()),
+        "min_new_tokens": min_new_tokens,
+        "json_schema": _inline_or_file(json_schema),
+        "regex": regex,
+        "grammar": None if grammar is None else read_text(grammar, "the grammar"),
+        "transform_draft": not target_alone,
+    }
+
+
+def _bias(entry: str) -> tuple[int, float]:
+    token, _, value = entry.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        raise OptionError(f"--logit-bias takes ID=BIAS like 42=-5, not {entry!r}") from None
+
+
+def _inline_or_file(schema: str | None) -> str | None:
+    if schema is None or schema.lstrip().startswith(("{", "true")):
+        return schema
+    return read_text(schema, "the JSON schema")
+
+
+def with_sampling(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a command every option of sampling; it takes them as `sampling`, a mapping.
+
+    Args:
+        defaults: instead of the usual ones.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        hints = get_type_hints(command, include_extras=True, localns=_TYPES)
+        options = get_type_hints(_sampling, include_extras=True)
+        own = inspect.signature(command).parameters.values()
+        shared = inspect.signature(_sampling).parameters.values()
+        parameters = [p.replace(annotation=hints[p.name]) for p in own if p.name != "sampling"]
+        for p in shared:
+            default = defaults.get(p.name, p.default)
+            parameters.append(p.replace(annotation=options[p.name], default=default))
+        names = [p.name for p in shared]
+
+        @functools.wraps(command)
+        def wrapped(**given: Any) -> Any:
+            sampling = _sampling(**{name: given.pop(name) for name in names})
+            return command(sampling=sampling, **given)
+
+        kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+        wrapped.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in kept}
+        return wrapped
+
+    return decorate
+
+
+_TYPES = {"Mapping": Mapping, "Any": Any}
 
 
 def drafter_for(model: str, drafter: str | None) -> str | None:
@@ -107,8 +235,8 @@ def load_with_bar(
     return generator
 
 
-def read_text(path: str) -> str:
-    """A prompt's text from a file, '-' is standard input.
+def read_text(path: str, what: str = "the prompt") -> str:
+    """A prompt's text, or another's, from a file; '-' is standard input.
 
     Raises:
         OptionError: it cannot be read as UTF-8 text.
@@ -117,13 +245,11 @@ def read_text(path: str) -> str:
         if path != "-":
             return Path(path).read_text(encoding="utf-8")
         if sys.stdin is None:
-            raise OptionError("no prompt: standard input is closed")
+            raise OptionError(f"no {what.removeprefix('the ')}: standard input is closed")
         return sys.stdin.read()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise OptionError(f"cannot read the prompt from {path} ({reason}): check the path") from (
-            error
-        )
+        raise OptionError(f"cannot read {what} from {path} ({reason}): check the path") from (error)
 
 
 def percent(value: float | None) -> str:
@@ -161,3 +287,28 @@ def print_stats(stats: Stats, console: Console) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def read_prompts(path: str, count: int) -> list[str]:
+    """Up to so many prompts of a file of JSON lines.
+
+    Raises:
+        OptionError: it cannot be read, has none, or a line is no prompt.
+    """
+    lines = [line for line in read_text(path).split("\n") if line.strip()]
+    texts = []
+    for number, line in enumerate(lines[:count], 1):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            value = None
+        text = value.get("prompt") if isinstance(value, dict) else value
+        if not isinstance(text, str):
+            raise OptionError(
+                f"line {number} of {Path(path).name} is neither a JSON string nor an object with "
+                "a 'prompt' of text"
+            )
+        texts.append(text)
+    if not texts:
+        raise OptionError(f"{path} has no prompts")
+    return texts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from ..types import Result
 
 
+@common.with_sampling()
 def generate(
+    sampling: Mapping[str, Any],
     prompt: Annotated[
         str | None, typer.Argument(help="The text to continue; standard input without it.")
     ] = None,
@@ -26,14 +29,15 @@ def generate(
     model: common.Model = "demo",
     drafter: common.DrafterName = None,
     k: common.DraftLength = 4,
-    temperature: common.Temperature = 0.0,
-    top_p: common.TopP = 1.0,
-    top_k: common.TopK = None,
+    verifier: common.VerifierName = "token",
     seed: common.Seed = None,
     max_new_tokens: common.MaxNewTokens = 128,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="End before this text (repeatable).")
     ] = None,
+    logprobs: Annotated[
+        int, typer.Option("--logprobs", help="With --json: so many likeliest tokens with each.")
+    ] = 0,
     chat: Annotated[bool, typer.Option("--chat", help="The prompt is a user's message.")] = False,
     system: Annotated[
         str | None, typer.Option("--system", help="System message; implies --chat.")
@@ -51,12 +55,11 @@ def generate(
     from .show import harmless
 
     params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
         seed=seed,
         max_new_tokens=max_new_tokens,
         stop=tuple(stop or ()),
+        logprobs=logprobs,
+        **sampling,
     )
     text = _prompt(prompt, file)
     request: dict[str, Any] = {"prompts": text}
@@ -71,6 +74,7 @@ def generate(
         device,
         check=lambda assembly: assembly.check(params, **request),
         compile=compile,
+        verifier=verifier,
         quantize=quantize,
         max_batch=1,
     )

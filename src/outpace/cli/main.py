@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from ..errors import OutpaceError
-from . import bench, demo, generate, train
+from . import audit, bench, demo, generate, train
 
 app = typer.Typer(
     name="outpace",
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.command("generate")(generate.generate)
 app.command("bench")(bench.bench)
+app.command("audit")(audit.audit)
 app.command("demo")(demo.demo)
 app.add_typer(train.app, name="train")
 

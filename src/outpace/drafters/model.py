@@ -139,7 +139,12 @@ class ModelDrafter:
         return torch.cat(tokens, 1), Rows(torch.cat(rows, 1)) if rows else PointMass()
 
     def _missing(self, contexts: Sequence[Context]) -> tuple[list[list[int]], Tensor, Tensor]:
-        """What each cache lacks of its context, and as a block: tokens and positions `[B, T]`."""
+        """What each cache lacks of its context, and as a block: tokens and positions `[B, T]`.
+
+        That is one token at least: behind a round that emitted nothing the last is fed again.
+        """
+        for c in contexts:
+            self._cache.truncate(c.slot, min(self._cache.lengths[c.slot], len(c.tokens) - 1))
         lengths, end = self._cache.lengths, self.model.context_length - 1
         missing = [self._known(c.tokens[lengths[c.slot] :]) for c in contexts]
         width = max(map(len, missing))

@@ -95,7 +95,7 @@ def _emissions_on_host(draft: Draft, logits: Tensor, top: Top, verdict: Verdict)
         path = paths[b][:n]
         tokens = [*(drafted[b][node] for node in path), ends[b]]
         logprobs = [
-            float(values[b, row, token] - values[b, row, best[b][row]]) + highest[b][row]
+            float(values[b, row, token]) - float(values[b, row, best[b][row]]) + highest[b][row]
             for row, token in zip([0, *(node + 1 for node in path)], tokens, strict=True)
         ]
         out.append(Emission(path, tokens, logprobs))

@@ -49,6 +49,7 @@ class Engine:
         max_len: positions per request, at most the model's own.
 
     Attributes:
+        running: the requests that have a slot.
         stats: of all requests so far, with the time of every round counted once.
 
     Raises:
@@ -77,7 +78,7 @@ class Engine:
         self._cache = target.new_cache(check_max_batch(max_batch), self.max_len)
         self._free = list(range(max_batch))
         self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
+        self.running: list[Request] = []
         self._stepping = False
         self._undecided = False
         self._warps: dict[bool, Warp] = {}  # by whether it is for drafts
@@ -136,7 +137,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return bool(self._running or self._waiting)
+        return bool(self.running or self._waiting)
 
     @property
     def free_slots(self) -> int:
@@ -154,13 +155,13 @@ class Engine:
         self._stepping = True
         try:
             self._reap()
-            self._admit()
-            running = list(self._running)
+            self.admit()
+            running = list(self.running)
             if running:
                 self._round(running)
             return running
         except BaseException as error:
-            for request in self._running:
+            for request in self.running:
                 request.fail(error)
             raise
         finally:
@@ -171,9 +172,9 @@ class Engine:
 
     def _round(self, running: list[Request]) -> None:
         clock = Clock(self.target.device)
-        draft = self._draft(running)
+        draft = self.draft(running)
         clock.lap()
-        scores = self._score(running, draft)
+        scores = self.score(running, draft)
         clock.lap()
         emissions = self._verify(running, draft, scores)
         self._commit(running, draft, scores, emissions)
@@ -181,13 +182,14 @@ class Engine:
         for stats in (self.stats, *(r.stats for r in running)):
             stats.spend(drafted, scored, clock.whole())
 
-    def _draft(self, running: list[Request]) -> Draft:
+    def draft(self, running: list[Request]) -> Draft:
+        """What the drafter proposes for them."""
         budgets = [r.budget(self.k) for r in running]
         alone, self._undecided = self._undecided, False
         if self.drafter is None or alone or not any(budgets):
             empty = torch.empty(len(running), 0, dtype=torch.int64, device=self._law_device)
             return Draft(empty, PointMass(), (chain(0),) * len(running))
-        warp = self._warp_of(running, for_draft=True)
+        warp = self.warp_of(running, for_draft=True)
         noise = None if warp.all_greedy else self._draft_noise(running, max(budgets))
         draft = self.drafter.draft([_context(r) for r in running], budgets, warp, noise)
         assert isinstance(draft.law, self.drafter.laws)
@@ -196,7 +198,8 @@ class Engine:
             draft = replace(draft, tokens=draft.tokens.to(self._law_device))
         return draft
 
-    def _score(self, running: list[Request], draft: Draft) -> ForwardOutput:
+    def score(self, running: list[Request], draft: Draft) -> ForwardOutput:
+        """The target's pass over their last tokens and this draft; nothing is committed."""
         device = self.target.device
         rows = draft.tokens.shape[1] + 1
         last = upload(torch.tensor([r.tokens[-1:] for r in running]), device)
@@ -223,7 +226,7 @@ class Engine:
             NumericsError: the target's logits are not numbers.
         """
         assert scores.logits is not None
-        warp = self._warp_of(running)
+        warp = self.warp_of(running)
         shaped = warp.shape(scores.logits, drafted_paths(draft) if warp.shapes else ())
         if not warp.all_greedy or not self.verifier.lossless:
             verdict = self._judge(running, draft, warp, shaped.logits)
@@ -322,11 +325,12 @@ class Engine:
 
     # --- slots ------------------------------------------------------------------
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
+        """Give free slots to those that wait, and read their prompts."""
         while self._waiting and self._free:
             request = self._waiting.popleft()
             request.slot = self._free.pop(0)
-            self._running.append(request)
+            self.running.append(request)
             self._warps.clear()
             clock = Clock(self.target.device)
             self._cache.truncate(request.slot, 0)
@@ -341,10 +345,10 @@ class Engine:
 
     def _reap(self) -> None:
         """Give back the slots of all that have finished."""
-        while finished := [r for r in self._running if r.finish_reason is not None]:
+        while finished := [r for r in self.running if r.finish_reason is not None]:
             request = finished[0]
             slot = _slot(request)
-            self._running.remove(request)
+            self.running.remove(request)
             self._warps.clear()
             self._cache.truncate(slot, 0)
             if self.drafter is not None:
@@ -358,7 +362,8 @@ class Engine:
     def _taps(self) -> tuple[int, ...]:
         return self.drafter.taps if self.drafter is not None else ()
 
-    def _warp_of(self, running: list[Request], for_draft: bool = False) -> Warp:
+    def warp_of(self, running: list[Request], for_draft: bool = False) -> Warp:
+        """Their sampling parameters as a function."""
         if for_draft not in self._warps:
             pipelines = [
                 r.pipeline if r.params.transform_draft or not for_draft else None for r in running

@@ -53,12 +53,13 @@ def make_pipeline(
         transforms.append(BadTokens(sequences))
     if words:
         transforms += _need(tokenizer, "bad_words of text").bad_words(words)
-    if params.min_new_tokens and eos:
-        transforms.append(MinNewTokens(params.min_new_tokens, eos))
+    ends = [i for i in eos if i < vocab_size]
+    if params.min_new_tokens and ends:
+        transforms.append(MinNewTokens(params.min_new_tokens, ends))
     constraint = None
     if fields := params.constraint_fields:
         grammars = _need(tokenizer, fields[0]).grammars
-        constraint = grammars.constraint(params, vocab_size, eos)
+        constraint = grammars.constraint(params, vocab_size, ends)
         transforms.append(constraint)
     transforms += [UserTransform(function) for function in params.transforms]
     if not transforms:

@@ -18,7 +18,9 @@ class Request:
 
     Attributes:
         tokens: prompt and emitted tokens; the target's cache holds all but the last.
-        events: every event so far; `fresh` those nobody has fetched yet.
+        events: every event so far; `fresh` those nobody has fetched yet. Of a request with
+            transforms the last one waits there until the next while text is held back: no
+            token may be left, and then it is the one that brings that text.
         pipeline: its transforms, if it has any.
         slot: its slot while it runs, None before and after.
         failure: the error that ended it, if one did.
@@ -42,6 +44,7 @@ class Request:
         self.tokens = list(prompt)
         self.events: list[TokenEvent] = []
         self.fresh: deque[TokenEvent] = deque()
+        self._withheld: TokenEvent | None = None
         self.pipeline: Pipeline | None = None
         self.slot: int | None = None
         self.finish_reason: FinishReason | None = None
@@ -90,7 +93,16 @@ class Request:
             text += self._last_text()
         event = TokenEvent(text, token, logprob, provenance, depth, self.index, top)
         self.events.append(event)
-        self.fresh.append(event)
+        self._release()
+        if self.pipeline is not None and self.finish_reason is None and self._scanner.holds:
+            self._withheld = event
+        else:
+            self.fresh.append(event)
+
+    def _release(self) -> None:
+        if self._withheld is not None:
+            self.fresh.append(self._withheld)
+            self._withheld = None
 
     def cancel(self) -> None:
         """Let go: nothing more will be emitted."""
@@ -105,6 +117,7 @@ class Request:
     def _finish(self, reason: FinishReason) -> None:
         if self.finish_reason is None:
             self.finish_reason = reason
+            self._release()
             if self.events:
                 last = self.events[-1]
                 self.events[-1] = replace(last, text=last.text + self._last_text())

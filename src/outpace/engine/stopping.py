@@ -28,6 +28,11 @@ class StopScanner:
         self._held = self._held[len(shown) :]
         return shown
 
+    @property
+    def holds(self) -> bool:
+        """Whether text is held back."""
+        return bool(self._held)
+
     def flush(self) -> str:
         """The text still held, at the end."""
         shown, self._held = self._held, ""

@@ -3,8 +3,8 @@
 The grammars are llguidance's (an Earley parser over a lexer of derivatives,
 Rust, MIT): JSON schemas, regular expressions and context-free grammars, masks
 in tens of microseconds without a table made ahead, and parsers that go back any
-number of tokens, which rows of a block need. Its text is canonical or not as
-the model likes: any tokens that spell it are allowed.
+number of tokens, which rows of a block need. Where only one text may come next,
+its canonical tokens must spell it; elsewhere any tokens may.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Grammars:
         name = params.constraint_fields[0]
         lexicon_eos = tuple(sorted(eos)) or self._own_eos()
         matcher = self._compiled(name, getattr(params, name), vocab_size, lexicon_eos)
-        return Constraint(matcher.deep_copy(), frozenset(eos), vocab_size, lexicon_eos)
+        return Constraint(matcher, frozenset(eos), vocab_size, lexicon_eos)
 
     def _own_eos(self) -> tuple[int, ...]:
         eos = self._hf.eos_token_id
@@ -103,9 +103,10 @@ class Constraint:
     def __init__(
         self, matcher: Any, eos: frozenset[int], vocab_size: int, lexicon_eos: tuple[int, ...]
     ) -> None:
-        self._matcher, self._eos, self._vocab_size = matcher, eos, vocab_size
+        self._fresh, self._matcher = matcher, matcher.deep_copy()
+        self._eos, self._vocab_size = eos, vocab_size
         self._spare = [i for i in lexicon_eos if i not in eos]  # end nothing for this request
-        self._read = 0  # tokens of the text that the matcher has seen
+        self._read: list[int] = []  # the text that the matcher has seen
         self._masks: dict[tuple[int, ...], Tensor | None] = {}
 
     def __call__(self, logits: Tensor, prefixes: Prefixes) -> Tensor:
@@ -122,10 +123,10 @@ class Constraint:
             return reached and bool(self._matcher.is_accepting())
 
     def _catch_up(self, prefixes: Prefixes) -> None:
-        new = list(prefixes.tokens[prefixes.prompt + self._read :])
+        new = list(prefixes.tokens[prefixes.prompt + len(self._read) :])
         if new:
             self._masks.clear()
-            self._read += len(new)
+            self._read += new
             self._matcher.consume_tokens(new)
             self._check()
 
@@ -146,7 +147,11 @@ class Constraint:
         try:
             yield consumed == len(path)
         finally:
-            self._matcher.rollback(consumed)
+            if self._matcher.is_error():  # for good; the text may go elsewhere
+                self._matcher = self._fresh.deep_copy()
+                self._matcher.consume_tokens(self._read)
+            else:
+                self._matcher.rollback(consumed)
 
     def _allowed(self) -> Tensor:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
@@ -157,5 +162,5 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            said = " ".join(str(self._matcher.get_error()).split())
+            said = " ".join(str(self._matcher.get_error()).partition("<state>")[0].split())
             raise OptionError(f"the constraint cannot go on ({said}): simplify it")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -73,18 +74,26 @@ class Pipeline:
         self._complete = complete
 
     def __call__(self, logits: Tensor, paths: Sequence[Path]) -> tuple[Tensor, Stuck]:
-        """Transformed logits `[R, V]`, and the rows that have no token left."""
+        """Transformed logits `[R, V]`, and the rows that have no token left.
+
+        A row that a transform fails on says nothing about the others, which may be taken instead.
+        """
         prefixes = Prefixes(self._tokens, self._prompt, paths)
+        given, logits = logits, logits.clone()
         try:
             for transform in self._transforms:
                 logits = transform(logits, prefixes)
         except OutpaceError as error:
-            return torch.zeros_like(logits), dict.fromkeys(range(len(paths)), error)
+            if len(paths) == 1:
+                return torch.zeros_like(given), {0: error}
+            alone = [self(given[i : i + 1], [path]) for i, path in enumerate(paths)]
+            failed = {i: why[0] for i, (_, why) in enumerate(alone) if why}
+            return torch.cat([rows for rows, _ in alone]), failed
         stuck = torch.isneginf(logits).all(-1)
-        rows: list[int] = stuck.nonzero().flatten().tolist()
-        if not rows:
+        at: list[int] = stuck.nonzero().flatten().tolist()
+        if not at:
             return logits, {}
-        why = {r: None if self._complete(paths[r]) else _dead_end() for r in rows}
+        why = {r: None if self._complete(paths[r]) else _dead_end() for r in at}
         return logits.masked_fill(stuck.unsqueeze(-1), 0), why
 
 
@@ -244,7 +253,7 @@ class BadText:
     def _end(self, tokens: Sequence[int], path: Path) -> bytes:
         """The last bytes of a prefix, as many as may begin a word."""
         end = b""
-        for token in (*reversed(path), *reversed(tokens[-self._longest :])):
+        for token in chain(reversed(path), reversed(tokens)):  # some have no bytes
             if len(end) >= self._longest:
                 break
             end = (self._pieces[token] if token < len(self._pieces) else b"") + end

@@ -176,11 +176,11 @@ class Warp:
         stuck: tuple[Stuck, ...] = tuple({} for _ in paths)
         if not self.shapes:
             return Shaped(logits, stuck)
-        shaped = (logits if logits.dtype == torch.float64 else logits.float()).clone()
+        given = logits if logits.dtype == torch.float64 else logits.float()
+        shaped = given.clone()
         for b, pipeline in enumerate(self._pipelines):
             if pipeline is not None:
-                rows, why = pipeline(shaped[b, : len(paths[b])], paths[b])
-                shaped[b, : len(paths[b])] = rows
+                shaped[b, : len(paths[b])], why = pipeline(given[b, : len(paths[b])], paths[b])
                 stuck[b].update(why)
         return Shaped(shaped, stuck)
 

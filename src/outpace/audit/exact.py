@@ -1,0 +1,254 @@
+"""The exact audit: every draft, every decision, every token a round of an engine can emit.
+
+The engine runs some rounds as it does, and stands before the next. From there its
+drafter is asked for drafts with all noise there is, its target scores each of
+them, and its rule is enumerated over them (`enumeration`): what comes out is the
+law of the round to the last digit, to be held against plain scoring by the
+target alone. So a stale cache is seen as well as a wrong rule or a draft that was
+not drawn from the law that it reports. For narrow vocabularies, or wide ones
+under a small top-k: the number of drafts is that of the choices to the power K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..drafters.base import Commit
+from ..engine import Engine
+from ..engine.emission import drafted_paths
+from ..engine.request import Request
+from ..errors import OptionError
+from ..models.tokenizer import Tokenizer
+from ..sampling import RequestNoise, Stream
+from ..sampling.noise import F64
+from ..types import Draft, Rows, SamplingParams, Tree
+from .enumeration import (
+    Drafted,
+    NotEnumerableError,
+    impossible_at_zero,
+    intervals,
+    round_law,
+    worst_error,
+)
+from .report import Exact
+from .scoring import PlainScorer
+
+MOST_DRAFTS = 1024
+TOLERANCE = {torch.float64: 1e-12}
+"""Of laws in this precision; in others 1e-5, single precision after a softmax and some products."""
+
+BEFORE = (0, 1, 2)
+"""Rounds that lie behind the ones that are enumerated."""
+
+
+class _Scripted(RequestNoise):
+    """Noise of a request whose drafts are drawn as they are told."""
+
+    def __init__(self, seed: int, nodes: int) -> None:
+        super().__init__(seed)
+        self.script: F64 = torch.full((nodes,), 0.5, dtype=torch.float64).numpy()
+
+    def at(self, stream: Stream, position: int, indices: int) -> F64:
+        if stream is Stream.DRAFT:
+            return self.script[:indices]
+        return super().at(stream, position, indices)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A draft, its probability, and noise that draws it."""
+
+    probability: float
+    noise: tuple[float, ...]
+
+
+def audit_rounds(
+    engine: Engine,
+    scorer: PlainScorer,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    *,
+    seed: int = 0,
+    before: Sequence[int] = BEFORE,
+    tokenizer: Tokenizer | None = None,
+) -> Exact:
+    """Enumerate rounds of an idle engine.
+
+    Args:
+        scorer: of the same target.
+        before: how many rounds lie behind each one that is enumerated.
+        seed: of those before.
+
+    Raises:
+        OptionError: too many drafts, a rule whose noise is not one number per node, a busy engine.
+    """
+    check_enumerable(engine, params)
+    prefix_laws: dict[tuple[int, ...], Tensor] = {}
+    errors, drafts, impossible = [], 0, 0
+    for prompt in prompts:
+        for rounds in before:
+            length = (rounds + 1) * (engine.k + 1) + 1
+            some = replace(params, seed=seed, max_new_tokens=length)
+            requests = [
+                engine.submit(prompt, some, eos=scorer.eos, tokenizer=tokenizer)
+                for _ in range(engine.free_slots)
+            ]
+            try:
+                engine.admit()
+                for _ in range(rounds):
+                    engine.step()
+                if any(r.finish_reason is not None for r in requests):
+                    continue  # the text ended before
+                text = requests[0].emitted
+                with torch.inference_mode():
+                    drafted = _drafted(engine)
+                try:
+                    law = round_law(engine.verifier, drafted)
+                except NotEnumerableError as error:
+                    return Exact(1, sum(map(len, drafted)), None, 0.0, entangled=str(error))
+                longest = max(max(d.tree.depths, default=0) for d in drafted) + 1
+                prefix_laws.clear()
+
+                def p(
+                    prefix: tuple[int, ...],
+                    prompt: Sequence[int] = prompt,
+                    text: Sequence[int] = tuple(text),
+                ) -> Tensor:
+                    if prefix not in prefix_laws:
+                        whole = [(*text, *prefix, 0)]
+                        prefix_laws[prefix] = next(iter(scorer.laws(prompt, whole, params)))[-1]
+                    return prefix_laws[prefix]
+
+                errors.append(worst_error(law, p, longest))
+                drafts += sum(map(len, drafted))
+                impossible += len(impossible_at_zero(engine.verifier, drafted))
+            finally:
+                for request in requests:
+                    engine.cancel(request)
+    return Exact(len(errors), drafts, max(errors, default=0.0), _tolerance(engine), impossible)
+
+
+def _tolerance(engine: Engine) -> float:
+    return TOLERANCE.get(engine.target.dtype, 1e-5)
+
+
+def check_enumerable(engine: Engine, params: SamplingParams) -> None:
+    """Whether rounds of this engine can be enumerated.
+
+    Raises:
+        OptionError: they cannot, and why.
+    """
+    if engine.busy:
+        raise OptionError("the engine is busy: audit it when its requests have ended")
+    if params.greedy:
+        raise OptionError("at temperature 0 there is nothing to enumerate: audit greedy texts")
+    if engine.verifier.coupled:
+        raise OptionError(
+            f"the verifier {engine.verifier.name!r} draws with one number per token: "
+            "audit it by samples"
+        )
+
+
+def _drafted(engine: Engine) -> list[Drafted]:
+    """Every draft that the engine's drafter can propose now, with the target's rows."""
+    noises = []
+    for request in engine.running:
+        noises.append(_Scripted(request.seed, max(1, engine.k)))
+        request.noise = noises[-1]
+    leaves = _leaves(engine, noises)
+    parts: dict[Tree, list[tuple[_Leaf, Draft, int, Tensor]]] = {}
+    for start in range(0, len(leaves), len(noises)):
+        some = leaves[start : start + len(noises)]
+        draft = _draft(engine, noises, [leaf.noise for leaf in some])
+        logits = engine.score(engine.running, draft).logits
+        assert logits is not None
+        warp = engine.warp_of(engine.running)
+        rows = warp(warp.shape(logits, drafted_paths(draft)).logits)
+        _put_back(engine)
+        for b, leaf in enumerate(some):
+            parts.setdefault(draft.trees[b], []).append((leaf, draft, b, rows[b]))
+    return [_stacked(tree, found) for tree, found in parts.items()]
+
+
+def _stacked(tree: Tree, found: Sequence[tuple[_Leaf, Draft, int, Tensor]]) -> Drafted:
+    n = len(tree)
+    q = [d.law.q[b, :n] for _, d, b, _ in found if isinstance(d.law, Rows)]
+    return Drafted(
+        torch.tensor([leaf.probability for leaf, *_ in found], dtype=torch.float64),
+        torch.stack([d.tokens[b, :n] for _, d, b, _ in found]).cpu(),
+        torch.stack(q).cpu() if q and n else None,
+        torch.stack([rows[: n + 1] for *_, rows in found]).cpu(),
+        tree,
+    )
+
+
+def _leaves(engine: Engine, noises: Sequence[_Scripted]) -> list[_Leaf]:
+    """Noise for every draft there is, node by node.
+
+    Raises:
+        OptionError: there are too many.
+    """
+    leaves: list[_Leaf] = []
+    open_ = [_Leaf(1.0, ())]
+    while open_:
+        node = len(open_[0].noise)
+
+        def decide(
+            which: Tensor, u: Tensor, open_: Sequence[_Leaf] = tuple(open_), node: int = node
+        ) -> list[tuple[int, ...]]:
+            asked = [(*open_[i].noise, x) for i, x in zip(which.tolist(), u.tolist(), strict=True)]
+            said: list[tuple[int, ...]] = []
+            for start in range(0, len(asked), len(noises)):
+                some = asked[start : start + len(noises)]
+                draft = _draft(engine, noises, some)
+                _put_back(engine)
+                tokens = draft.tokens.tolist()
+                said += [
+                    (
+                        *draft.trees[b].parents[: node + 1],
+                        *tokens[b][: len(draft.trees[b])][: node + 1],
+                    )
+                    for b in range(len(some))
+                ]
+            return said
+
+        further: list[_Leaf] = []
+        found = intervals(decide, len(open_), precision=_tolerance(engine) * 1e-4)
+        for leaf, parts in zip(open_, found, strict=True):
+            for low, high, said in parts:
+                noise = (*leaf.noise, (low + high) / 2)
+                ended = len(said) < 2 * (node + 1) or node + 1 == engine.k
+                deeper = _Leaf(leaf.probability * (high - low), noise)
+                (leaves if ended else further).append(deeper)
+        open_ = further
+        if len(open_) + len(leaves) > MOST_DRAFTS:
+            raise OptionError(
+                f"there are more than {MOST_DRAFTS} drafts to enumerate: choose a smaller top_k or "
+                "k, or audit by samples"
+            )
+    return leaves
+
+
+def _draft(
+    engine: Engine, noises: Sequence[_Scripted], asked: Sequence[tuple[float, ...]]
+) -> Draft:
+    """Drafts with noise as told, one per slot; slots without run along."""
+    for noise, script in zip(noises, asked, strict=False):
+        noise.script[:] = 0.5
+        noise.script[: len(script)] = torch.tensor(script, dtype=torch.float64).numpy()
+    return engine.draft(engine.running)
+
+
+def _put_back(engine: Engine) -> None:
+    """As if the round had not been."""
+    assert engine.drafter is not None
+    engine.drafter.observe([Commit(_slot(r), ()) for r in engine.running])
+
+
+def _slot(request: Request) -> int:
+    assert request.slot is not None
+    return request.slot

@@ -1,0 +1,57 @@
+"""The greedy audit: the very tokens of plain decoding, and how near a tie another one was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..engine import Engine
+from ..types import SamplingParams
+from .report import Difference, Greedy
+from .sampled import Progress
+from .scoring import PlainScorer
+from .systems import System
+
+
+def audit_greedy(
+    system: System,
+    scorer: PlainScorer,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    progress: Progress = lambda what, done, total: None,
+) -> Greedy:
+    """Compare a system's greedy texts with plain decoding by the target, one text at a time."""
+    plain = Engine(scorer.model, max_batch=1)
+    differences, tokens = [], 0
+    for number, prompt in enumerate(prompts):
+        request = plain.submit(prompt, params, eos=scorer.eos, tokenizer=scorer.tokenizer)
+        while plain.busy:
+            plain.step()
+        if request.failure is not None:
+            raise request.failure
+        expected = request.emitted
+        (got,) = system.sample(prompt, params, [0])
+        tokens += len(expected)
+        if got != expected:
+            differences.append(_difference(scorer, number + 1, prompt, expected, got, params))
+        progress("greedy texts", number + 1, len(prompts))
+    return Greedy(len(prompts), tokens, tuple(differences))
+
+
+def _difference(
+    scorer: PlainScorer,
+    number: int,
+    prompt: Sequence[int],
+    expected: Sequence[int],
+    got: Sequence[int],
+    params: SamplingParams,
+) -> Difference:
+    """The first token that differs."""
+    at = next(
+        (i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b),
+        min(len(expected), len(got)),
+    )
+    ours, theirs = (text[at] if at < len(text) else None for text in (expected, got))
+    logits = next(iter(scorer.logits(prompt, [[*expected[:at], 0]], params)))[at].double()
+    best = logits.topk(min(2, len(logits))).values
+    margin = None if ours is None or theirs is None else float(logits[ours] - logits[theirs])
+    return Difference(number, at + 1, ours, theirs, margin, float(best[0] - best[-1]))

@@ -1,0 +1,128 @@
+"""transformers' `generate` under audit, by itself or assisted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..errors import OptionError
+from ..models.loading import Source
+from ..types import SamplingParams, check_whole_number
+
+_UNKNOWN = ("presence_penalty", "frequency_penalty", "json_schema", "regex", "grammar")
+"""Parameters that `generate` has no equal of."""
+
+
+class TransformersSystem:
+    """`model.generate` with one kind of assistance, or none. One text at a time.
+
+    Args:
+        model: a causal LM.
+        assistant: a draft model.
+        prompt_lookup: tokens that n-grams of the prompt propose per round.
+        early_exit: layers of the model's own that draft.
+        k: tokens that an assistant or early exit drafts per round, constantly.
+        eos: ids that end a text where the parameters do not say.
+    """
+
+    takes_seeds = False
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        assistant: Any = None,
+        prompt_lookup: int | None = None,
+        early_exit: int | None = None,
+        k: int = 4,
+        eos: Sequence[int] = (),
+    ) -> None:
+        import transformers
+
+        given = {
+            "assistant_model": assistant,
+            "prompt_lookup_num_tokens": prompt_lookup,
+            "assistant_early_exit": early_exit,
+        }
+        self._assistance = {name: value for name, value in given.items() if value is not None}
+        if len(self._assistance) > 1:
+            raise OptionError(f"{' and '.join(self._assistance)} exclude each other: give one")
+        if prompt_lookup is not None:
+            check_whole_number("prompt_lookup", prompt_lookup, 1, "tokens per round")
+        if early_exit is not None:
+            layers = model.config.get_text_config(decoder=True).num_hidden_layers
+            check_whole_number("early_exit", early_exit, 1, "layers that draft")
+            if early_exit >= layers:
+                raise OptionError(f"early_exit must be less than the model's {layers} layers")
+        self._model, self._eos = model, tuple(eos)
+        for drafting in filter(None, (assistant, model if early_exit is not None else None)):
+            config = drafting.generation_config
+            config.num_assistant_tokens, config.num_assistant_tokens_schedule = k, "constant"
+            config.assistant_confidence_threshold = 0.0
+        how = ", ".join(
+            name if name == "assistant_model" else f"{name}={value}"
+            for name, value in self._assistance.items()
+        )
+        self.name = f"transformers {transformers.__version__} generate, {how or 'plain'}"
+
+    def sample(
+        self, prompt: Sequence[int], params: SamplingParams, seeds: Sequence[int]
+    ) -> list[list[int]]:
+        options = generate_options(params, self._eos)
+        ids = torch.tensor([list(prompt)], device=self._model.device)
+        texts = []
+        with torch.random.fork_rng(), torch.inference_mode():
+            for seed in seeds:
+                torch.manual_seed(seed)
+                mask = torch.ones_like(ids)
+                out = self._model.generate(ids, attention_mask=mask, **options, **self._assistance)
+                texts.append(out[0, len(prompt) :].tolist())
+        return texts
+
+
+def generate_options(params: SamplingParams, eos: Sequence[int]) -> dict[str, Any]:
+    """Sampling parameters as `generate` calls them, everything else switched off.
+
+    Raises:
+        OptionError: there is no equal.
+    """
+    plain = SamplingParams()
+    refused = [n for n in _UNKNOWN if getattr(params, n) != getattr(plain, n)]
+    refused += ["bad_words of text"] * any(isinstance(w, str) for w in params.bad_words)
+    if refused:
+        raise OptionError(f"transformers' generate has no {', '.join(refused)}: leave it out")
+    ends = list(eos if params.eos_token_ids is None else params.eos_token_ids)
+    options: dict[str, Any] = {
+        "max_new_tokens": params.max_new_tokens,
+        "do_sample": not params.greedy,
+        "eos_token_id": ends or None,
+        "pad_token_id": ends[0] if ends else 0,
+        "repetition_penalty": params.repetition_penalty,
+        "no_repeat_ngram_size": params.no_repeat_ngram or 0,
+    }
+    if not params.greedy:
+        options |= {
+            "temperature": float(params.temperature),
+            "top_k": params.top_k or 0,
+            "top_p": params.top_p,
+            "min_p": params.min_p or None,
+        }
+    if params.logit_bias:
+        options["sequence_bias"] = {(i,): x for i, x in params.logit_bias}
+    if params.bad_words:
+        options["bad_words_ids"] = [list(word) for word in params.bad_words]
+    if params.min_new_tokens and ends:
+        options["min_new_tokens"] = params.min_new_tokens
+    if params.transforms:
+        options["logits_processor"] = list(params.transforms)
+    return options
+
+
+def load_causal_lm(source: Source, dtype: torch.dtype, device: torch.device) -> Any:
+    """The checkpoint as transformers runs it."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=dtype)
+    return model.to(device).eval()

@@ -1,0 +1,187 @@
+"""What an audit found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .statistics import POWER, Test
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Samples against the law.
+
+    Attributes:
+        samples, tokens: that were looked at, continuations and their tokens.
+        planned: continuations that would have been looked at.
+        false_alarm: probability with which a sound system is called unsound, at most.
+        share: of each test at each look.
+        tests: at the last look.
+        defects: what is wrong beyond frequencies: impossible tokens, tokens behind the end.
+        repeated: of some seeds run again one by one, how many gave the same text, of how many.
+    """
+
+    samples: int
+    tokens: int
+    planned: int
+    false_alarm: float
+    share: float
+    tests: tuple[Test, ...]
+    defects: tuple[str, ...] = ()
+    repeated: tuple[int, int] | None = None
+
+    @property
+    def found(self) -> tuple[Test, ...]:
+        """Tests that decide against the system."""
+        return tuple(t for t in self.tests if t.p_value < self.share)
+
+    @property
+    def sound(self) -> bool:
+        return not self.found and not self.defects
+
+    @property
+    def detectable(self) -> float:
+        """The smallest total variation that would be found at every position, nearly always."""
+        best: dict[int, float] = {}
+        for t in self.tests:
+            best[t.position] = min(best.get(t.position, 1.0), t.detectable)
+        return max(best.values(), default=1.0)
+
+    def summary(self) -> str:
+        """The decision in a sentence."""
+        if self.defects:
+            return f"not the target's: {self.defects[0]}"
+        if self.found:
+            worst = min(self.found, key=lambda t: t.p_value)
+            return (
+                f"not the target's law: at position {worst.position}, by {worst.kind}, "
+                f"p = {worst.p_value:.1e} with {worst.samples} samples; off by a total variation "
+                f"of about {max(t.distance for t in self.found):.3f}"
+            )
+        return (
+            f"no difference in {self.samples} samples ({self.tokens} tokens); a total variation "
+            f"of {self.detectable:.3f} at any position would be found {POWER:.0%} of the time"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a greedy text leaves plain decoding's.
+
+    Attributes:
+        prompt: its number, from 1.
+        position: of the token, from 1.
+        expected, got: tokens; None is the end of the text.
+        margin: how far the expected token's logit is above the other's; None where one ended.
+        gap: how far it is above the next likeliest token's: a small one is rounding.
+    """
+
+    prompt: int
+    position: int
+    expected: int | None
+    got: int | None
+    margin: float | None
+    gap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """Greedy texts against plain decoding's, token by token."""
+
+    prompts: int
+    tokens: int
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def sound(self) -> bool:
+        return not self.differences
+
+    def summary(self) -> str:
+        if self.sound:
+            return f"the same {self.tokens} tokens on {self.prompts} prompts"
+        first = self.differences[0]
+        margin = "the end of a text" if first.margin is None else f"a margin of {first.margin:.2g}"
+        return (
+            f"another text on {len(self.differences)} of {self.prompts} prompts; the first differs "
+            f"at token {first.position} of prompt {first.prompt}, {margin} in logits "
+            f"(gap to the next likeliest: {first.gap:.2g})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """The law of rounds, enumerated.
+
+    Attributes:
+        rounds: that were enumerated, each from a state of its own.
+        drafts: different drafts, over all rounds.
+        error: largest deviation of a text's probability from the target's; None
+            where noise is entangled.
+        tolerance: what the precision of the laws allows.
+        impossible: texts of probability 0 that noise of exactly 0 emits.
+        entangled: how noise of one purpose was seen to serve another.
+    """
+
+    rounds: int
+    drafts: int
+    error: float | None
+    tolerance: float
+    impossible: int = 0
+    entangled: str = ""
+
+    @property
+    def sound(self) -> bool:
+        return self.error is not None and self.error <= self.tolerance and not self.impossible
+
+    def summary(self) -> str:
+        if self.error is None:
+            return f"not the target's law: noise is shared, {self.entangled}"
+        if self.impossible:
+            return f"not the target's: {self.impossible} texts of probability 0 at noise 0"
+        said = f"{self.rounds} rounds ({self.drafts} drafts) deviate by {self.error:.1e} at most"
+        if self.sound:
+            return f"{said}, within the precision of {self.tolerance:.0e}"
+        return f"not the target's law: {said}, beyond the precision of {self.tolerance:.0e}"
+
+
+Part = Sampled | Greedy | Exact
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An audit: what was audited, by which means, and what was found.
+
+    Attributes:
+        parts: by mode ("greedy", "sampled", "exact"), in the order they were run.
+        left_out: modes that could not be run, and why.
+    """
+
+    system: str
+    setting: dict[str, Any]
+    parts: dict[str, Part] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def sound(self) -> bool:
+        return all(part.sound for part in self.parts.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        parts = {
+            mode: asdict(part) | {"sound": part.sound, "summary": part.summary()}
+            for mode, part in self.parts.items()
+        }
+        return {
+            "system": self.system,
+            "sound": self.sound,
+            "setting": self.setting,
+            "parts": parts,
+            "left_out": self.left_out,
+        }
+
+
+def worst_first(tests: Sequence[Test]) -> list[Test]:
+    """By position, then by p-value."""
+    return sorted(tests, key=lambda t: (t.position, t.p_value))

@@ -1,0 +1,178 @@
+"""The statistical audit: samples of a system against the law of plain scoring."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ..errors import OptionError
+from ..types import SamplingParams, check_whole_number
+from .report import Sampled
+from .scoring import PlainScorer
+from .statistics import RECURS, Counts, check_false_alarm, looks_of
+from .systems import System
+
+LOOKS = 4
+BATCH = 256
+REPEATED = 8
+
+Progress = Callable[[str, int, int], None]
+
+
+def audit_samples(
+    system: System,
+    scorer: PlainScorer,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    *,
+    samples: int = 4000,
+    false_alarm: float = 1e-4,
+    draft: PlainScorer | None = None,
+    seed: int = 0,
+    progress: Progress = lambda what, done, total: None,
+) -> Sampled:
+    """Sample a system and test each position's tokens, given what stands before them.
+
+    Args:
+        scorer: of the target whose law it should be.
+        prompts: token ids; samples are shared out among them.
+        params: `max_new_tokens` is the length of a sample.
+        samples: at most; a defect that shows earlier ends the audit.
+        false_alarm: the probability with which a sound system is called unsound.
+        draft: of the draft model, for the test that looks along q/p.
+        seed: of the first sample; others follow.
+
+    Raises:
+        OptionError: nothing to sample, or at temperature 0.
+    """
+    check_whole_number("samples", samples, 1, "continuations to sample")
+    check_false_alarm(false_alarm)
+    if params.greedy:
+        raise OptionError("sampling needs a temperature above 0: audit greedy decoding instead")
+    if params.stop:
+        raise OptionError("stop strings end texts where no law is tested: audit without them")
+    if not prompts:
+        raise OptionError("an audit needs at least one prompt")
+    length = params.max_new_tokens
+    looks = looks_of(samples, LOOKS)
+    share = false_alarm / (len(looks) * length * (2 if draft is None else 3))
+    state = _State(scorer, draft, prompts, params, seed)
+    seeds = itertools.count(seed)
+    done = 0
+    for look in looks:
+        while done < look:
+            count = min(BATCH, look - done)
+            for number, part in enumerate(_parts(count, len(prompts), done)):
+                some = [next(seeds) for _ in range(part)]
+                if some:
+                    state.take(number, system.sample(prompts[number], params, some))
+            done += count
+            progress("sampling", done, samples)
+        state.score()
+        tests = [t for counts in state.positions for t in counts.tests(share)]
+        found = Sampled(
+            samples=done,
+            tokens=state.tokens,
+            planned=samples,
+            false_alarm=false_alarm,
+            share=share,
+            tests=tuple(tests),
+            defects=tuple(state.defects()),
+        )
+        if not found.sound:
+            break
+    if system.takes_seeds:
+        found = replace(found, repeated=_repeat(system, prompts[0], params, seed))
+    return found
+
+
+def _parts(count: int, prompts: int, done: int) -> list[int]:
+    """How many of the next samples each prompt gets."""
+    return [len(range((n - done) % prompts, count, prompts)) for n in range(prompts)]
+
+
+def _repeat(
+    system: System, prompt: Sequence[int], params: SamplingParams, seed: int
+) -> tuple[int, int]:
+    """How many of some seeds give the same text alone as together."""
+    seeds = [seed + i for i in range(REPEATED)]
+    together = system.sample(prompt, params, seeds)
+    alone = [system.sample(prompt, params, [s])[0] for s in seeds]
+    return sum(a == b for a, b in zip(together, alone, strict=True)), REPEATED
+
+
+def _key(prompt: int, text: tuple[int, ...]) -> tuple[int, ...]:
+    """What a prefix is known by."""
+    return (prompt, *text)
+
+
+class _State:
+    """Samples so far, and their counts by position."""
+
+    def __init__(
+        self,
+        scorer: PlainScorer,
+        draft: PlainScorer | None,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        seed: int,
+    ) -> None:
+        self._scorer, self._draft, self._prompts, self._params = scorer, draft, prompts, params
+        self._eos = frozenset(scorer.eos_of(params))
+        self._new: Counter[tuple[int, tuple[int, ...]]] = Counter()
+        self._prefixes: Counter[tuple[int, ...]] = Counter()
+        self._wrong: list[str] = []
+        self.positions = [Counts(i + 1, seed) for i in range(params.max_new_tokens)]
+        self.tokens = 0
+
+    def take(self, prompt: int, texts: Sequence[Sequence[int]]) -> None:
+        """Samples of one prompt, cut where they should have ended."""
+        for text in texts:
+            end = next((i + 1 for i, t in enumerate(text) if t in self._eos), None)
+            if end is not None and end < len(text):
+                self._wrong.append(f"{len(text) - end} tokens behind an EOS token")
+            elif len(text) > self._params.max_new_tokens:
+                self._wrong.append(
+                    f"{len(text)} tokens where max_new_tokens is {self._params.max_new_tokens}"
+                )
+            elif end is None and len(text) < self._params.max_new_tokens:
+                self._wrong.append(f"a text of {len(text)} tokens ended without an EOS token")
+            kept = tuple(text[: end or self._params.max_new_tokens])
+            self._new[prompt, kept] += 1
+            self.tokens += len(kept)
+            for i in range(len(kept)):
+                self._prefixes[_key(prompt, kept[:i])] += 1
+
+    def score(self) -> None:
+        """Hold the new samples against their laws."""
+        for number, prompt in enumerate(self._prompts):
+            texts = [text for at, text in self._new if at == number]
+            laws = self._scorer.laws(prompt, texts, self._params)
+            drafts = self._draft and self._draft.laws(prompt, texts, self._params)
+            for text, p in zip(texts, laws, strict=True):
+                q = next(drafts) if drafts else None
+                for i, token in enumerate(text):
+                    prefix = _key(number, text[:i])
+                    self.positions[i].add(
+                        prefix,
+                        token,
+                        p[i],
+                        None if q is None else q[i],
+                        self._new[number, text],
+                        self._prefixes[prefix] >= RECURS,
+                    )
+        self._new.clear()
+
+    def defects(self) -> list[str]:
+        """What no law allows, each kind once."""
+        found = [f"{text} ({n} of the samples)" for text, n in Counter(self._wrong).items()]
+        for counts in self.positions:
+            if counts.impossible:
+                prefix, token = counts.impossible[0]
+                found.append(
+                    f"token {token} at position {counts.position}, which has probability 0 behind "
+                    f"{list(prefix[1:])} ({len(counts.impossible)} such texts)"
+                )
+        return found

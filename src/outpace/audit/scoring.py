@@ -1,0 +1,116 @@
+"""The law to compare with: plain scoring, one row at a time, by the target alone.
+
+Nothing of a speculative round is used: no block, no tree, no rule, no draft. A
+text is fed token by token, and the law before each of its tokens follows from
+that row and from what stands before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..engine.pipeline import make_pipeline
+from ..models.base import LanguageModel, prefill
+from ..models.cache import SlotCache
+from ..models.tokenizer import Tokenizer
+from ..sampling import Warp, law_device
+from ..types import SamplingParams
+
+SLOTS = 8
+"""Texts that are scored at once."""
+
+
+class PlainScorer:
+    """What a model says of texts, token by token.
+
+    Args:
+        eos: ids that end a request, where the parameters do not say.
+        tokenizer: for parameters that speak of text.
+        vocab_size: V, by default the model's: ids it lacks have probability 0,
+            ids beyond are cut off.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        eos: Sequence[int] = (),
+        tokenizer: Tokenizer | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        self.model, self.eos, self.tokenizer = model, tuple(eos), tokenizer
+        self.vocab_size = vocab_size or model.vocab_size
+
+    def eos_of(self, params: SamplingParams) -> tuple[int, ...]:
+        """Ids that end a request with these parameters."""
+        return self.eos if params.eos_token_ids is None else params.eos_token_ids
+
+    def laws(
+        self, prompt: Sequence[int], texts: Sequence[Sequence[int]], params: SamplingParams
+    ) -> Iterator[Tensor]:
+        """For each text the law before each of its tokens `[len(text), V]`, on the CPU."""
+        device = law_device(self.model.device)
+        library = getattr(self.model, "library", None)
+        warp = Warp([params], self.vocab_size, device, library)
+        for logits in self.logits(prompt, texts, params):
+            yield warp(logits.unsqueeze(0))[0].cpu() if len(logits) else logits.cpu()
+
+    def logits(
+        self, prompt: Sequence[int], texts: Sequence[Sequence[int]], params: SamplingParams
+    ) -> Iterator[Tensor]:
+        """For each text the logits `[len(text), V]` behind all transforms, before temperature.
+
+        Raises:
+            DeadEndError: the parameters leave no token where a text has one.
+        """
+        longest = max(map(len, texts), default=0)
+        cache = self.model.new_cache(SLOTS, len(prompt) + longest)
+        for slot in range(min(SLOTS, len(texts))):
+            prefill(self.model, cache, slot, prompt[:-1])
+        for start in range(0, len(texts), SLOTS):
+            some = texts[start : start + SLOTS]
+            yield from self._together(prompt, some, params, cache)
+            for slot in range(len(some)):
+                cache.truncate(slot, len(prompt) - 1)
+
+    @torch.inference_mode()
+    def _together(
+        self,
+        prompt: Sequence[int],
+        texts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        cache: SlotCache,
+    ) -> list[Tensor]:
+        device = law_device(self.model.device)
+        read = [list(prompt) for _ in texts]
+        pipelines = [
+            make_pipeline(params, r, self.vocab_size, self.eos_of(params), self.tokenizer, device)
+            for r in read
+        ]
+        found: list[list[Tensor]] = [[] for _ in texts]
+        for depth in range(max(map(len, texts))):
+            live = [i for i, text in enumerate(texts) if depth < len(text)]
+            tokens = [[min(read[i][-1], self.model.vocab_size - 1)] for i in live]
+            positions = [[len(read[i]) - 1] for i in live]
+            out = self.model.forward(torch.tensor(tokens), torch.tensor(positions), cache, live)
+            assert out.logits is not None
+            logits = self._widened(out.logits.to(device))  # [B, 1, V]
+            for row, i in enumerate(live):
+                cache.commit(i, (0,))
+                shaped, pipeline = logits[row], pipelines[i]
+                if pipeline is not None:
+                    shaped, stuck = pipeline(shaped.clone(), [()])
+                    if failure := stuck.get(0):
+                        raise failure
+                found[i].append(shaped[0].clone())
+                read[i].append(texts[i][depth])
+        return [torch.stack(rows) if rows else logits.new_empty(0, 1) for rows in found]
+
+    def _widened(self, logits: Tensor) -> Tensor:
+        """Logits of the wanted vocabulary."""
+        lacking = self.vocab_size - logits.shape[-1]
+        logits = logits[..., : self.vocab_size]
+        return F.pad(logits, (0, lacking), value=-torch.inf) if lacking > 0 else logits
