@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from contextlib import contextmanager
 
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from outpace import SamplingParams
+from outpace.audit.enumeration import worst_error
 from outpace.drafters import ModelDrafter
 from outpace.engine import Engine
 from outpace.models import MarkovModel
 from outpace.sampling import DraftNoise, Keys, exponentials, race, races
+from outpace.trees import chain
 from outpace.types import Draft, PointMass, Tree
 from outpace.verifiers import CoupledVerifier, MatchVerifier, Noise
 
@@ -115,6 +118,49 @@ def test_times_are_exponential_and_independent():
     along = (times[0], times[1]), (times[:, 1:], times[:, :-1]), (times[..., 1:], times[..., :-1])
     for a, b in along:
         assert abs(stats.pearsonr(a.flatten(), b.flatten()).statistic) < 0.05
+
+
+def together(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """P(q's winner is x and p's is w) `[x, w]` of two tokens, by calls of the race."""
+    with races_at() as winner:
+        both = [chance(lambda t, x=x: winner(p, t) == winner(q, t) == x, 2, x) for x in range(2)]
+    return torch.tensor(
+        [[both[0], float(q[0]) - both[0]], [float(q[1]) - both[1], both[1]]], dtype=torch.float64
+    )
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("drawn", [True, False])
+@settings(max_examples=6)
+@given(data=st.data())
+def test_rounds_keep_the_law(k, drawn, data):
+    """Over all that draft and target can win, coupled as they are, for chains of every length."""
+    weights = st.lists(st.integers(0, 4), min_size=2, max_size=2).filter(any)
+    tables: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def rows(prefix):
+        if prefix not in tables:
+            tables[prefix] = row(*data.draw(weights)), row(*data.draw(weights))
+        return tables[prefix]
+
+    fixed = data.draw(st.lists(st.integers(0, 1), min_size=k, max_size=k))
+    law: dict[tuple[int, ...], float] = {}
+    for tokens in itertools.product(range(2), repeat=k) if drawn else [tuple(fixed)]:
+        laws = [rows(tokens[:i]) for i in range(k + 1)]
+        joint = [together(p, q) if drawn else p.expand(2, 2) for p, q in laws[:k]]
+        for winners in itertools.product(range(2), repeat=k + 1):
+            mass = float(laws[k][0][winners[k]])
+            for x, w, j in zip(tokens, winners, joint, strict=False):
+                mass *= float(j[x, w])
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("outpace.verifiers.coupled.race", lambda *a: torch.tensor([winners]))  # noqa: B023
+                p = torch.stack([p for p, _ in laws]).unsqueeze(0)
+                draft = Draft(torch.tensor([tokens]), PointMass(), (chain(k),))
+                u = torch.zeros(1, k + 1).double()
+                verdict = CoupledVerifier()(p, draft, Noise(u[:, :k], u, KEYS))
+            said = (*tokens[: int(verdict.accepted)], int(verdict.token))
+            law[said] = law.get(said, 0.0) + mass
+    assert worst_error(law, lambda prefix: rows(prefix)[0], k + 1) < EXACT
 
 
 def test_a_tree_is_followed_as_far_as_it_holds_the_winners():
