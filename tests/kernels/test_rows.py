@@ -51,19 +51,19 @@ def test_a_softmax_is_one(library, n, temperature, seed):
     logits = 9 * torch.randn(3, 2, n, generator=seeded(seed))
     logits[1, 0, : n // 2] = -torch.inf
     heat = torch.tensor([temperature, 0.0, 1.0])
-    p = kernels.softmax(library, logits, heat)
+    p = kernels.warp(library, logits, heat)
     x = logits.double()
     x = x - x.amax(-1, keepdim=True)
     for b, t in ((0, temperature), (2, 1.0)):
         assert torch.allclose(p[b].double(), (x[b] / t).softmax(-1), rtol=1e-5, atol=1e-30)
     assert torch.equal(p[1].argmax(-1), logits[1].argmax(-1))
     assert p[1].sum(-1).tolist() == [1, 1]
-    assert torch.equal(p[0, 1], kernels.softmax(library, logits[:1, 1:], heat[:1])[0, 0])
+    assert torch.equal(p[0, 1], kernels.warp(library, logits[:1, 1:], heat[:1])[0, 0])
 
 
 def test_what_is_no_number_stays_none(library):
     logits = torch.tensor([[[1.0, torch.nan, 2.0], [torch.inf, 0.0, 1.0]]])
-    assert kernels.softmax(library, logits, torch.ones(1)).isnan().any(-1).all()
+    assert kernels.warp(library, logits, torch.ones(1)).isnan().any(-1).all()
 
 
 @given(SIZES, st.integers(0, 10_000))
@@ -137,13 +137,30 @@ def test_other_types_and_shapes_take_the_tensor_code(monkeypatch):
     TokenVerifier()(p.double(), draft, noise)
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.7}, {"top_k": 9, "top_p": 0.9}])
-def test_a_warp_by_the_kernels_is_one_by_tensors(library, options):
-    kinds = [{"temperature": t} | options for t in (0.0, 0.7, 1.0, 1e-12)]
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"top_k": 5},
+        {"top_p": 0.7},
+        {"min_p": 0.2},
+        {"top_k": 9, "top_p": 0.9},
+        {"top_k": 20, "top_p": 0.8, "min_p": 0.05},
+        {"top_p": 1e-9},
+        {"top_k": 1},
+        {"min_p": 1.0},
+    ],
+)
+@given(n=st.sampled_from([1, 40, 333]), seed=st.integers(0, 999), tied=st.booleans())
+def test_a_warp_by_the_kernels_is_one_by_tensors(library, options, n, seed, tied):
+    kinds = [{"temperature": t} | options for t in (0.0, 0.7, 1.0, 1e-12)] + [{"temperature": 1.3}]
     params = [SamplingParams(**k) for k in kinds]
-    logits = 3 * torch.randn(4, 3, 40, generator=seeded(3))
-    ours, theirs = (Warp(params, 40, torch.device("cpu"), lib) for lib in (library, None))
+    logits = 3 * torch.randn(5, 3, n, generator=seeded(seed))
+    if tied:
+        logits = logits.round()
+    logits[1, 0, n // 2 + 1 :] = -torch.inf
+    ours, theirs = (Warp(params, n, torch.device("cpu"), lib) for lib in (library, None))
     assert torch.allclose(ours(logits), theirs(logits), rtol=1e-5, atol=1e-7)
     assert torch.equal(ours(logits) > 0, theirs(logits) > 0)
-    assert ours.only_temperature == (not options)
-    assert not theirs.only_temperature
+    assert ours.by_kernels
+    assert not theirs.by_kernels

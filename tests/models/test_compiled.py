@@ -504,12 +504,12 @@ class StepByStep:
         self.device, self.dtype = model.device, model.dtype
 
 
-def draft_with(model, library, temperatures, texts, budgets, cut=(), races=False):
+def draft_with(model, library, temperatures, texts, budgets, cut=(), races=False, **filters):
     """A draft, what the cache then holds, and a second draft behind what was kept of it."""
     drafter = ModelDrafter(model, model.vocab_size)
     drafter.start(4, model.context_length)
     slots = [3, 0, 2][: len(texts)]
-    params = [SamplingParams(temperature=t, max_new_tokens=9) for t in temperatures]
+    params = [SamplingParams(temperature=t, max_new_tokens=9, **filters) for t in temperatures]
     warp = Warp(params, model.vocab_size, torch.device("cpu"), library)
     uniforms = torch.rand(len(texts), 5, generator=torch.Generator().manual_seed(1)).double()
     keys = Keys(torch.tensor([5, -(2**63), 2**60]), torch.tensor([9, 2**33, 3]))
@@ -530,13 +530,14 @@ def draft_with(model, library, temperatures, texts, budgets, cut=(), races=False
 @pytest.mark.parametrize("temperatures", [(0.0,), (0.8,), (0.0, 0.9, 1.0), (0.0, 0.0, 0.0)])
 @pytest.mark.parametrize("budgets", [(5, 5, 5), (1, 5, 3), (2, 1, 1)])
 @pytest.mark.parametrize("races", [False, True])
-def test_a_rollout_is_its_steps(saved, temperatures, budgets, races):
+@pytest.mark.parametrize("filters", [{}, {"top_k": 9, "top_p": 0.9, "min_p": 0.1}])
+def test_a_rollout_is_its_steps(saved, temperatures, budgets, races, filters):
     """After full acceptance the cache lacks a token: then the first pass has two rows."""
     model = saved("llama-tied-gqa").load()
     texts = [text(20), text(60, seed=1), text(33, seed=2)][: len(temperatures)]
     given = model.library, temperatures, texts, budgets[: len(texts)], (5, 2, 0)[: len(texts)]
-    rolled = draft_with(model, *given, races=races)
-    stepped = draft_with(StepByStep(model), *given, races=races)
+    rolled = draft_with(model, *given, races=races, **filters)
+    stepped = draft_with(StepByStep(model), *given, races=races, **filters)
     for (a, held), (b, also_held) in zip(rolled, stepped, strict=True):
         assert held == also_held
         for i, tree in enumerate(a.trees):
@@ -575,7 +576,7 @@ def test_a_rollout_is_used_and_can_differ(saved, monkeypatch):
     assert not torch.equal(rolled[0][0].tokens, stepped[0][0].tokens)
 
 
-def test_filters_are_drawn_through_step_by_step(saved):
+def test_a_rollout_goes_through_filters(saved):
     model = saved("llama-tied-gqa").load()
     drafter = ModelDrafter(model, model.vocab_size)
     drafter.start(1, 128)

@@ -403,7 +403,7 @@ def test_a_batch_shapes_each_sequences_own_rows():
         assert torch.equal(some.logits, want[rows])
     assert warp.shapes
     assert not warp.select([1]).shapes
-    assert not warp.only_temperature
+    assert not warp.by_kernels
 
 
 def test_without_transforms_nothing_is_touched():

@@ -108,11 +108,13 @@ class ModelDrafter:
         for slot, budget in zip(slots, budgets, strict=True):
             self._drafted[slot] = budget - 1
         missing, block, positions = self._missing(contexts)
-        if self._rolls_out and (warp.only_temperature or (warp.all_greedy and not warp.shapes)):
+        if self._rolls_out and (warp.by_kernels or (warp.all_greedy and not warp.shapes)):
             ends = [len(m) - 1 for m in missing]
             heat = None if warp.all_greedy else warp.temperatures
             rollout = cast(RollsOut, self.model).rollout
-            drawn, law = rollout(block, positions, self._cache, slots, ends, budgets, heat, noise)
+            drawn, law = rollout(
+                block, positions, self._cache, slots, ends, budgets, heat, warp.filters, noise
+            )
             return drawn, PointMass() if law is None else Rows(law)
         tokens: list[Tensor] = []
         rows: list[Tensor] = []

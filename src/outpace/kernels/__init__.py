@@ -2,6 +2,16 @@
 
 from .arena import Arena
 from .compiler import SOURCES, load_library
-from .rows import draw, loaded, race, softmax, verify
+from .rows import Filters, draw, loaded, race, verify, warp
 
-__all__ = ["SOURCES", "Arena", "draw", "load_library", "loaded", "race", "softmax", "verify"]
+__all__ = [
+    "SOURCES",
+    "Arena",
+    "Filters",
+    "draw",
+    "load_library",
+    "loaded",
+    "race",
+    "verify",
+    "warp",
+]

@@ -24,8 +24,14 @@ def loaded(*rows: Tensor) -> ctypes.CDLL | None:
     return loaded_library()
 
 
-def softmax(library: ctypes.CDLL, logits: Tensor, temperatures: Tensor) -> Tensor:
-    """Softmax of logits over temperature `[B, T, V]`; temperature 0 is argmax.
+Filters = tuple[Tensor, Tensor, Tensor]
+"""Per sequence `[B]` top-k int64 (V is off), top-p and min-p float32 (1 and 0 are off)."""
+
+
+def warp(
+    library: ctypes.CDLL, logits: Tensor, temperatures: Tensor, filters: Filters | None = None
+) -> Tensor:
+    """Softmax of logits over temperature `[B, T, V]`, filtered; temperature 0 is argmax.
 
     Args:
         logits: `[B, T, V]`, float32.
@@ -33,7 +39,8 @@ def softmax(library: ctypes.CDLL, logits: Tensor, temperatures: Tensor) -> Tenso
     """
     assert len(temperatures) == len(logits)
     logits, p = logits.contiguous(), logits.new_empty(logits.shape)
-    library.outpace_softmax(_at(logits), *_sizes(logits), _at(temperatures), _at(p))
+    kept = [None] * 3 if filters is None else [_at(f) for f in filters]
+    library.outpace_warp(_at(logits), *_sizes(logits), _at(temperatures), *kept, _at(p))
     return p
 
 

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from ..kernels import Filters
 from ..sampling import DraftNoise, argmax
 from .cache import SlotCache
 
@@ -116,6 +117,7 @@ class RollsOut(Protocol):
         ends: Sequence[int],
         budgets: Sequence[int],
         temperatures: Tensor | None = None,
+        filters: Filters | None = None,
         noise: DraftNoise | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """A pass over a block, and further ones over what each sequence draws.
@@ -129,6 +131,7 @@ class RollsOut(Protocol):
             ends: the row of each sequence that draws first; what lies behind it is padding.
             budgets: tokens to draw for each sequence, at least 1.
             temperatures: `[B]` float32, 0 for the likeliest token; None where all are 0.
+            filters: top-k, top-p and min-p of each, where any is on.
             noise: what they are drawn with, where some are.
 
         Returns:

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels import Arena, load_library
+from ..kernels import Arena, Filters, load_library
 from ..sampling import DraftNoise
 from .base import ForwardOutput, Top
 from .cache import HeadCache, SlotCache, round_up
@@ -94,7 +94,10 @@ class _Rollout(ctypes.Structure):
         *_fields(_Number, "steps"),
         *_fields(_Address, "ends budgets"),
         *_fields(_Number, "end"),
-        *_fields(_Address, "temperatures noise seeds starts drawn p tokens positions lengths"),
+        *_fields(
+            _Address,
+            "temperatures k top_p min_p noise seeds starts drawn p tokens positions lengths",
+        ),
     )
 
 
@@ -275,6 +278,7 @@ class CompiledDecoder:
         ends: Sequence[int],
         budgets: Sequence[int],
         temperatures: Tensor | None = None,
+        filters: Filters | None = None,
         noise: DraftNoise | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         batch, rows = tokens.shape
@@ -297,6 +301,9 @@ class CompiledDecoder:
             law = _floats(batch, steps, self.vocab_size)
             held += [temperatures, law]
             o.temperatures, o.p = temperatures.data_ptr(), law.data_ptr()
+            if filters is not None:
+                held += filters
+                o.k, o.top_p, o.min_p = (f.data_ptr() for f in filters)
             if noise.keys is not None:
                 held += [noise.keys.seeds.contiguous(), noise.keys.first.contiguous()]
                 o.seeds, o.starts = held[-2].data_ptr(), held[-1].data_ptr()

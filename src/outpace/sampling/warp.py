@@ -92,7 +92,12 @@ class Warp:
 
     Args:
         pipelines: each sequence's transforms; None has none.
-        library: the kernels, where they shall compute softmaxes.
+        library: the kernels, where they shall compute laws.
+
+    Attributes:
+        all_greedy: whether every sequence is at temperature 0.
+        temperatures: `[B]` float32 on the CPU, 0 for greedy sequences.
+        filters: as the kernels take them, where any is on.
     """
 
     __slots__ = (
@@ -108,6 +113,7 @@ class Warp:
         "_top_p",
         "_vocab_size",
         "all_greedy",
+        "filters",
         "temperatures",
     )
 
@@ -142,6 +148,10 @@ class Warp:
             column([s.top_p for s in params]) if any(s.top_p < 1 for s in params) else None
         )
         self._min_p = column([s.min_p for s in params]) if any(s.min_p for s in params) else None
+        self.filters: kernels.Filters | None = None
+        if any(f is not None for f in (self._top_k, self._top_p, self._min_p)):
+            top_p, min_p = [s.top_p for s in params], [s.min_p for s in params]
+            self.filters = torch.tensor(kept), torch.tensor(top_p), torch.tensor(min_p)
 
     @property
     def device(self) -> torch.device:
@@ -154,10 +164,9 @@ class Warp:
         return any(pipeline is not None for pipeline in self._pipelines)
 
     @property
-    def only_temperature(self) -> bool:
-        """Whether it is a softmax by the kernels over `temperatures` `[B]`, 0 being argmax."""
-        filters = self._top_k, self._top_p, self._min_p
-        return self._library is not None and not self.shapes and all(f is None for f in filters)
+    def by_kernels(self) -> bool:
+        """Whether a law follows from logits, `temperatures` and `filters` by the kernels alone."""
+        return self._library is not None and not self.shapes
 
     def select(self, rows: Sequence[int]) -> Warp:
         """The same for some of the sequences."""
@@ -189,6 +198,8 @@ class Warp:
         x = logits if logits.dtype == torch.float64 else logits.float()
         if self.all_greedy:
             return one_hot_argmax(x)
+        if self._library is not None and x.dtype == torch.float32 and x.device.type == "cpu":
+            return kernels.warp(self._library, x, self.temperatures, self.filters)
         if self._top_k is not None:
             x = top_k_mask(x, *self._top_k)  # the same tokens at any temperature
         p = self._soften(x)
@@ -198,8 +209,6 @@ class Warp:
 
     def _soften(self, x: Tensor) -> Tensor:
         """Softmax over temperature, the law of greedy decoding where that is 0."""
-        if self._library is not None and x.dtype == torch.float32 and x.device.type == "cpu":
-            return kernels.softmax(self._library, x, self.temperatures)
         divided = x
         if self._temperature is not None:
             if self._cold:  # relative to the row's maximum, no temperature can overflow

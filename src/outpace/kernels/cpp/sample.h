@@ -1,11 +1,15 @@
-// From logits to tokens: softmax with a temperature, draws, and the rule of token verification.
+// From logits to tokens: softmax with a temperature and filters, draws, races, and the rules that
+// verify chains.
 //
 // A draw inverts the distribution function in double precision, adding up in ascending order.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "vectors.h"
 
@@ -62,6 +66,72 @@ inline void softmax(const float *logits, int64_t n, float temperature, float *p)
     const float scale = 1.0f / sum(mass);
     for (int64_t i = 0; i < n; i++) p[i] *= scale;
 }
+
+// What is left of a law: its k likeliest tokens, the smallest set of most likely ones with mass
+// top_p, those at least min_p times as likely as the likeliest. In this order, as in
+// sampling/warp.py; k = n, top_p = 1 and min_p = 0 leave it as it is.
+struct Filter {
+    int64_t k;
+    float top_p, min_p;
+};
+
+// A law's entries that pass, scaled to a sum of 1.
+template <class Passes>
+void keep(float *p, int64_t n, Passes passes) {
+    double mass = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (!passes(i)) p[i] = 0;
+        mass += p[i];
+    }
+    for (int64_t i = 0; i < n; i++) p[i] = float(p[i] / mass);
+}
+
+inline void filter_top_p(float *p, int64_t n, float top_p) {
+    // Tokens below this have less mass together than what may be left out.
+    const float least = (1 - top_p) / float(n) * 0.999f;
+    static thread_local std::vector<std::pair<float, int64_t>> ranked;
+    ranked.clear();
+    for (int64_t i = 0; i < n; i++)
+        if (p[i] > least) ranked.emplace_back(-p[i], i);
+    std::sort(ranked.begin(), ranked.end());  // of equals the first
+    double before = 0;
+    size_t kept = 0;
+    while (kept < ranked.size() && (kept == 0 || before < top_p)) before -= ranked[kept++].first;
+    const auto last = ranked[kept - 1];
+    keep(p, n, [&](int64_t i) { return std::make_pair(-p[i], i) <= last; });
+}
+
+// The law of logits under a temperature and a filter.
+inline void warp(const float *logits, int64_t n, float temperature, Filter filter, float *p) {
+    const bool number = std::none_of(logits, logits + n, [](float x) { return std::isnan(x); });
+    if (temperature == 0 || !number) return softmax(logits, n, temperature, p);
+    if (filter.k < n) {
+        static thread_local std::vector<float> ranked;
+        ranked.assign(logits, logits + n);
+        const auto at = ranked.begin() + (filter.k - 1);
+        std::nth_element(ranked.begin(), at, ranked.end(), std::greater<float>());
+        for (int64_t i = 0; i < n; i++)  // ties with the k-th stay
+            p[i] = logits[i] < *at ? -std::numeric_limits<float>::infinity() : logits[i];
+        logits = p;
+    }
+    softmax(logits, n, temperature, p);
+    if (std::isnan(p[0])) return;  // of infinite logits
+    if (filter.top_p < 1) filter_top_p(p, n, filter.top_p);
+    if (filter.min_p > 0) {
+        const float least = filter.min_p * largest_of(p, n);
+        keep(p, n, [&](int64_t i) { return p[i] >= least; });
+    }
+}
+
+// Filters of a batch, or none.
+struct Filters {
+    const int64_t *k;  // [batch], or null
+    const float *top_p, *min_p;
+
+    Filter of(int64_t b, int64_t n) const {
+        return k ? Filter{k[b], top_p[b], min_p[b]} : Filter{n, 1, 0};
+    }
+};
 
 // Draws an index by the masses p(0), p(1), ...; the last where they are not numbers.
 template <class P>

@@ -64,6 +64,7 @@ struct Rollout {
     const int64_t *budgets;     // [batch] tokens to draw; a sequence past it runs along
     int64_t end;                // the last position there is
     const float *temperatures;  // [batch], or null: the likeliest
+    Filters filters;
     const double *noise;        // [batch, steps], or null: they race
     const uint64_t *seeds;      // [batch], what races are keyed by
     const int64_t *starts;      // [batch] positions of the first tokens drawn
@@ -452,7 +453,8 @@ void outpace_rollout(const Model *model, const Rollout *rollout, int threads) {
             const int64_t row = b * pass.rows + (step ? 0 : o.ends[b]), at = b * o.steps + step;
             int64_t token = pass.top[row];
             if (o.temperatures) {
-                softmax(pass.logits + row * n, n, o.temperatures[b], o.p + at * n);
+                const Filter filter = o.filters.of(b, n);
+                warp(pass.logits + row * n, n, o.temperatures[b], filter, o.p + at * n);
                 const float *law = o.p + at * n;
                 token = o.noise ? draw_row(law, n, o.noise[at])
                                 : race_row(law, n, o.seeds[b], o.starts[b] + step);
@@ -465,10 +467,12 @@ void outpace_rollout(const Model *model, const Rollout *rollout, int threads) {
     }
 }
 
-void outpace_softmax(const float *logits, int64_t batch, int64_t rows, int64_t n,
-                     const float *temperatures, float *p) {
+void outpace_warp(const float *logits, int64_t batch, int64_t rows, int64_t n,
+                  const float *temperatures, const int64_t *k, const float *top_p,
+                  const float *min_p, float *p) {
+    const Filters filters{k, top_p, min_p};
     for (int64_t r = 0; r < batch * rows; r++)
-        softmax(logits + r * n, n, temperatures[r / rows], p + r * n);
+        warp(logits + r * n, n, temperatures[r / rows], filters.of(r / rows, n), p + r * n);
 }
 
 void outpace_draw(const float *p, int64_t rows, int64_t n, const double *u, int64_t *tokens) {
