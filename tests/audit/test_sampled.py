@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -18,7 +19,7 @@ from broken_rules import (
 )
 from outpace import OptionError, SamplingParams
 from outpace.audit import GeneratorSystem, PlainScorer, audit_samples, scorers
-from outpace.audit.statistics import detectable, merge
+from outpace.audit.statistics import MARGIN, detectable, likelihood_ratio, merge
 from outpace.drafters import ModelDrafter
 from outpace.generator import Generator
 from outpace.models import MarkovModel
@@ -171,12 +172,13 @@ def test_what_the_power_promises_is_found():
     for _ in range(50):
         drawn = torch.multinomial(shifted, n, replacement=True, generator=generator)
         observed = torch.bincount(drawn, minlength=8).double().numpy()
-        seen, wanted = merge(observed, law.numpy())
-        found += ((seen - wanted) ** 2 / wanted).sum() > critical
+        seen, wanted = merge(np.append(observed, 0), np.append(law.numpy(), 0))
+        found += likelihood_ratio(seen, wanted) > critical
     assert found >= 38  # 45 are expected
 
 
 def test_cells_that_expect_little_are_one():
+    """The last entry is what has no name."""
     law = torch.tensor([0.5, 0.3, 0.1, 0.05, 0.05]).double().numpy()
     counts = torch.tensor([50.0, 30, 10, 4, 6]).double().numpy()
     seen, wanted = merge(counts, law)
@@ -185,6 +187,36 @@ def test_cells_that_expect_little_are_one():
     seen, wanted = merge(counts / 2, law)
     assert wanted.tolist() == pytest.approx([25, 15, 10])
     assert len(merge(counts / 20, law)[0]) == 0
+    whole = torch.tensor([0.6, 0.4, 0.0]).double().numpy()
+    assert merge(torch.tensor([6.0, 34, 0]).double().numpy(), whole)[0].tolist() == [6, 34]
+    assert merge(torch.tensor([30.0, 9, 1]).double().numpy(), whole)[0].tolist() == [30, 10]
+
+
+def tail(statistic, n: int, p: float, groups: int, rate: float) -> float:
+    """How often a sum of statistics of two cells is significant at a rate, exactly, over it."""
+    k = np.arange(n + 1.0)
+    expected = np.array([n * p, n * (1 - p)])
+    values = np.array([statistic(np.array([x, n - x]), expected) for x in k])
+    step, width = 0.01, 1 << 16
+    density = np.zeros(width)
+    at = np.minimum((values / step).round().astype(int), width - 1)
+    np.add.at(density, at, stats.binom.pmf(k, n, p))
+    summed = np.fft.irfft(np.fft.rfft(density) ** groups)
+    return float(summed[int(stats.chi2.isf(rate, groups) / step) :].sum() / rate)
+
+
+@pytest.mark.parametrize("groups", [1, 20, 100])
+@pytest.mark.parametrize(("n", "p"), [(1000, 0.01), (100, 0.1), (40, 0.25), (400, 0.05)])
+def test_the_tail_is_what_decisions_take_it_for(n, p, groups):
+    """By convolution, with the least cells there are; Pearson's statistic is the control."""
+
+    def pearson(observed, expected):
+        return ((observed - expected) ** 2 / expected).sum()
+
+    for rate in (1e-3, 1e-6):
+        assert tail(likelihood_ratio, n, p, groups, rate) < MARGIN
+    if (n, p, groups) == (1000, 0.01, 1):
+        assert tail(pearson, n, p, groups, 1e-6) > 10
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ by `return_token_ids`), `tokens` (llama.cpp), ids in the log-probabilities
 
 from __future__ import annotations
 
+import http.client
 import json
+import math
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -17,7 +19,15 @@ from typing import Any
 from ..errors import EndpointError, OptionError, first_line
 from ..types import SamplingParams
 
-_REFUSED = ("no_repeat_ngram", "bad_words", "json_schema", "regex", "grammar", "transforms")
+_REFUSED = (
+    "no_repeat_ngram",
+    "bad_words",
+    "json_schema",
+    "regex",
+    "grammar",
+    "transforms",
+    "stop",
+)
 """Parameters that servers call by different names, or do not have."""
 
 
@@ -27,8 +37,9 @@ class EndpointSystem:
     Args:
         url: up to and with the version: "http://localhost:8000/v1".
         model: the name the server knows the target by.
-        eos: ids that end a text; one is put back where a server leaves it out.
-        together: samples that one request asks for (`n`); 1 for servers without.
+        eos: ids that end a text; a single one is put back where a server leaves it out.
+        together: samples that one request asks for (`n`). With 1 each has its seed; with
+            more the server draws as it likes, since some draw n times the same of one seed.
         key: sent as a bearer token.
         timeout: seconds to wait for an answer.
     """
@@ -48,8 +59,17 @@ class EndpointSystem:
         if not url.startswith(("http://", "https://")):
             raise OptionError(f"an endpoint is a URL like http://localhost:8000/v1, not {url!r}")
         self._url = url.rstrip("/") + "/completions"
+        self._headers = {"Content-Type": "application/json"}
+        if key is not None:
+            if not key.isascii() or not key.isprintable():
+                raise OptionError("the key of the endpoint has characters that no header takes")
+            self._headers["Authorization"] = f"Bearer {key}"
+        try:
+            urllib.request.Request(self._url, b"", self._headers)
+        except ValueError as error:
+            raise OptionError(f"{url!r} is not a URL ({first_line(error)})") from error
         self._model, self._eos, self._together = model, tuple(eos), together
-        self._key, self._timeout = key, timeout
+        self._timeout = timeout
         self.name = f"{model} at {url}"
 
     def sample(
@@ -58,64 +78,63 @@ class EndpointSystem:
         ends = self._eos if params.eos_token_ids is None else params.eos_token_ids
         texts: list[list[int]] = []
         while len(texts) < len(seeds):
-            body = self._body(prompt, params, seeds[len(texts)])
-            body["n"] = min(self._together, len(seeds) - len(texts))
+            body = self._body(prompt, params)
+            if self._together == 1:
+                body["seed"] = seeds[len(texts)]
+            else:
+                body["n"] = min(self._together, len(seeds) - len(texts))
             choices = self._post(body).get("choices")
             if not isinstance(choices, list) or not choices:
                 raise EndpointError(
                     f"{self._url} answered without choices: is it a completions API?"
                 )
+            if not all(isinstance(choice, dict) for choice in choices):
+                raise EndpointError(f"{self._url} answered with choices that are no objects")
             texts += [self._text(choice, params, ends) for choice in choices]
         return texts[: len(seeds)]
 
-    def _body(self, prompt: Sequence[int], params: SamplingParams, seed: int) -> dict[str, Any]:
+    def _body(self, prompt: Sequence[int], params: SamplingParams) -> dict[str, Any]:
+        """Every parameter is sent, neutral ones as well: servers have defaults of their own."""
         plain = SamplingParams()
         refused = [n for n in _REFUSED if getattr(params, n) != getattr(plain, n)]
+        if any(bias == -math.inf for _, bias in params.logit_bias):
+            refused.append("a logit_bias of -inf")
         if refused:
             raise OptionError(f"{', '.join(refused)} cannot be sent to an endpoint: leave it out")
-        body: dict[str, Any] = {
+        ends = params.eos_token_ids
+        return {
             "model": self._model,
             "prompt": list(prompt),
             "max_tokens": params.max_new_tokens,
             "temperature": float(params.temperature),
-            "seed": seed,
+            "top_p": params.top_p,
+            "top_k": -1 if params.top_k is None else params.top_k,
+            "min_p": params.min_p,
+            "repetition_penalty": params.repetition_penalty,
+            "repeat_penalty": params.repetition_penalty,
+            "repeat_last_n": -1,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "logit_bias": {str(i): x for i, x in params.logit_bias} or None,
+            "min_tokens": params.min_new_tokens,
+            "ignore_eos": ends is not None,
+            "stop_token_ids": list(ends) if ends else None,
+            "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
             "logprobs": 1,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
             "return_tokens": True,
         }
-        names = {
-            "top_p": "top_p",
-            "top_k": "top_k",
-            "min_p": "min_p",
-            "repetition_penalty": "repetition_penalty",
-            "presence_penalty": "presence_penalty",
-            "frequency_penalty": "frequency_penalty",
-            "min_new_tokens": "min_tokens",
-        }
-        for ours, theirs in names.items():
-            if getattr(params, ours) != getattr(plain, ours):
-                body[theirs] = getattr(params, ours)
-        if params.logit_bias:
-            body["logit_bias"] = {str(i): x for i, x in params.logit_bias}
-        if params.eos_token_ids is not None:
-            body["ignore_eos" if not params.eos_token_ids else "stop_token_ids"] = (
-                list(params.eos_token_ids) or True
-            )
-        return body
 
     def _post(self, body: dict[str, Any]) -> dict[str, Any]:
-        headers = {"Content-Type": "application/json"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
+        request = urllib.request.Request(self._url, json.dumps(body).encode(), self._headers)
         try:
             with urllib.request.urlopen(request, timeout=self._timeout) as answer:
                 said = json.load(answer)
         except urllib.error.HTTPError as error:
-            why = error.read().decode(errors="replace")[:300]
+            why = " ".join(error.read().decode(errors="replace")[:300].split())
             raise EndpointError(f"{self._url} refused the request ({error.code}): {why}") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise EndpointError(
                 f"{self._url} does not answer ({first_line(error)}): start the server, or check "
                 "the URL"
@@ -134,9 +153,14 @@ class EndpointSystem:
                 "vLLM and SGLang use a version with return_token_ids"
             )
         ended = choice.get("finish_reason") == "stop" and len(ids) < params.max_new_tokens
-        if ended and len(ends) == 1 and ends[0] not in ids:
-            ids = [*ids, ends[0]]
-        return ids
+        if not ended or params.eos_token_ids == () or not set(ends).isdisjoint(ids):
+            return ids
+        if len(ends) != 1:
+            raise EndpointError(
+                f"{self._url} leaves out the EOS token, and the model has {len(ends)}: audit with "
+                "one in eos_token_ids"
+            )
+        return [*ids, ends[0]]
 
 
 def _token_ids(choice: dict[str, Any]) -> list[int] | None:
@@ -144,13 +168,19 @@ def _token_ids(choice: dict[str, Any]) -> list[int] | None:
     for name in ("token_ids", "tokens"):
         if _ids(choice.get(name)):
             return list(choice[name])
-    logprobs = choice.get("logprobs") or {}
-    content = [part.get("id") for part in logprobs.get("content") or []]
+    logprobs = choice.get("logprobs")
+    logprobs = logprobs if isinstance(logprobs, dict) else {}
+    parts = logprobs.get("content")
+    content: list[Any] = []
+    if isinstance(parts, list):
+        content = [part.get("id") for part in parts if isinstance(part, dict)]
     if _ids(content):
         return content
-    spelled = [str(t).removeprefix("token_id:") for t in logprobs.get("tokens") or []]
-    if spelled and all(t.isdigit() for t in spelled) and "token_id:" in logprobs["tokens"][0]:
-        return [int(t) for t in spelled]
+    said = logprobs.get("tokens")
+    spelled = [str(t) for t in said] if isinstance(said, list) else []
+    numbers = [t.removeprefix("token_id:") for t in spelled if t.startswith("token_id:")]
+    if spelled and len(numbers) == len(spelled) and all(t.isdigit() for t in numbers):
+        return [int(t) for t in numbers]
     return [] if choice.get("text") == "" else None
 
 

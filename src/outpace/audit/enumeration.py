@@ -25,7 +25,7 @@ TOP = 1 - 2.0**-53
 """The largest uniform there is."""
 
 MOST_CELLS = 4096
-"""Cells of one draft's acceptance noise."""
+"""Cells of one draft's acceptance noise, and parts of a function of one uniform."""
 
 Emitted = dict[tuple[int, ...], float]
 """Probabilities of what a round emits."""
@@ -101,6 +101,9 @@ def intervals(
 
     Returns:
         For each function its intervals, ascending, which cover [0, 1).
+
+    Raises:
+        NotEnumerableError: there is no end of them, as where decisions are random.
     """
     at = [i / grid for i in range(grid)] + [TOP]
     everyone = torch.arange(count)
@@ -126,6 +129,8 @@ def intervals(
             if here != above:
                 further.append((item, half, high, here, above))
         open_ = further
+        if len(open_) > MOST_CELLS * count:
+            raise NotEnumerableError("what is decided changes wherever it is looked at")
     for item, _, high, _, above in open_:
         points[item].append((high, above))
     whole = []
@@ -286,19 +291,26 @@ def _by_target(
     return law
 
 
-def worst_error(law: Emitted, p: Callable[[tuple[int, ...]], Tensor], length: int) -> float:
+def worst_error(
+    law: Emitted,
+    p: Callable[[tuple[int, ...]], Tensor],
+    length: int,
+    ends: frozenset[int] = frozenset(),
+) -> float:
     """Largest deviation from a target's law over all sequences of a length.
 
     A round that emitted fewer tokens is continued from the target.
 
     Args:
         p: rows `[V]` of the target after a prefix.
+        ends: tokens behind which nothing counts.
     """
     said: Emitted = {}
     for emitted, mass in law.items():
-        _continue(said, emitted[:length], mass, p, length)
+        end = next((i + 1 for i, t in enumerate(emitted) if t in ends), length)
+        _continue(said, emitted[: min(end, length)], mass, p, length, ends)
     target: Emitted = {}
-    _continue(target, (), 1.0, p, length)
+    _continue(target, (), 1.0, p, length, ends)
     worst = abs(sum(law.values()) - 1)
     for sequence in said.keys() | target.keys():
         worst = max(worst, abs(said.get(sequence, 0.0) - target.get(sequence, 0.0)))
@@ -311,13 +323,14 @@ def _continue(
     mass: float,
     p: Callable[[tuple[int, ...]], Tensor],
     length: int,
+    ends: frozenset[int],
 ) -> None:
-    if len(prefix) == length:
+    if len(prefix) == length or (prefix and prefix[-1] in ends):
         law[prefix] = law.get(prefix, 0.0) + mass
         return
     row = p(prefix)
     for token in row.nonzero().flatten().tolist():
-        _continue(law, (*prefix, token), mass * float(row[token]), p, length)
+        _continue(law, (*prefix, token), mass * float(row[token]), p, length, ends)
 
 
 def impossible_at_zero(verifier: Verifier, drafted: Sequence[Drafted]) -> list[tuple[int, ...]]:

@@ -13,19 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..drafters.base import Commit
 from ..engine import Engine
-from ..engine.emission import drafted_paths
 from ..engine.request import Request
 from ..errors import OptionError
 from ..models.tokenizer import Tokenizer
 from ..sampling import RequestNoise, Stream
 from ..sampling.noise import F64
 from ..types import Draft, Rows, SamplingParams, Tree
+from ..verifiers import Noise, Verdict, Verifier
 from .enumeration import (
     Drafted,
     NotEnumerableError,
@@ -58,6 +59,20 @@ class _Scripted(RequestNoise):
         return super().at(stream, position, indices)
 
 
+class _Recording:
+    """A rule, and the rows that it was given."""
+
+    def __init__(self, rule: Verifier) -> None:
+        self.rule = rule
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rule, name)
+
+    def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
+        self.rows = p
+        return self.rule(p, draft, noise)
+
+
 @dataclass(frozen=True, slots=True)
 class _Leaf:
     """A draft, its probability, and noise that draws it."""
@@ -84,9 +99,13 @@ def audit_rounds(
         seed: of those before.
 
     Raises:
-        OptionError: too many drafts, a rule whose noise is not one number per node, a busy engine.
+        OptionError: too many drafts or none, drafts or a rule whose noise is not one number per
+            node, a busy engine, slots that differ, or every text ended in the rounds before.
     """
     check_enumerable(engine, params)
+    if not prompts:
+        raise OptionError("an audit needs at least one prompt")
+    ends = frozenset(scorer.eos_of(params))
     prefix_laws: dict[tuple[int, ...], Tensor] = {}
     errors, drafts, impossible = [], 0, 0
     for prompt in prompts:
@@ -104,8 +123,18 @@ def audit_rounds(
                 if any(r.finish_reason is not None for r in requests):
                     continue  # the text ended before
                 text = requests[0].emitted
-                with torch.inference_mode():
-                    drafted = _drafted(engine)
+                if any(r.emitted != text for r in requests):
+                    raise OptionError(
+                        "requests of one seed differ from slot to slot, so that rounds cannot be "
+                        "enumerated: audit by samples"
+                    )
+                try:
+                    with torch.inference_mode():
+                        drafted = _drafted(engine)
+                except NotEnumerableError as error:
+                    raise OptionError(
+                        "drafts do not follow from the noise of their nodes: audit by samples"
+                    ) from error
                 try:
                     law = round_law(engine.verifier, drafted)
                 except NotEnumerableError as error:
@@ -123,13 +152,15 @@ def audit_rounds(
                         prefix_laws[prefix] = next(iter(scorer.laws(prompt, whole, params)))[-1]
                     return prefix_laws[prefix]
 
-                errors.append(worst_error(law, p, longest))
+                errors.append(worst_error(law, p, longest, ends))
                 drafts += sum(map(len, drafted))
                 impossible += len(impossible_at_zero(engine.verifier, drafted))
             finally:
                 for request in requests:
                     engine.cancel(request)
-    return Exact(len(errors), drafts, max(errors, default=0.0), _tolerance(engine), impossible)
+    if not errors:
+        raise OptionError("every text ended before a round could be enumerated: choose others")
+    return Exact(len(errors), drafts, max(errors), _tolerance(engine), impossible)
 
 
 def _tolerance(engine: Engine) -> float:
@@ -146,6 +177,16 @@ def check_enumerable(engine: Engine, params: SamplingParams) -> None:
         raise OptionError("the engine is busy: audit it when its requests have ended")
     if params.greedy:
         raise OptionError("at temperature 0 there is nothing to enumerate: audit greedy texts")
+    if engine.drafter is None:
+        raise OptionError("there is no drafter: plain decoding is what others are compared with")
+    if params.constraint_fields:
+        raise OptionError("texts under a constraint end where it says: audit them by samples")
+    half = engine.target.dtype in (torch.float16, torch.bfloat16)
+    if half and engine.target.doubt(8, 8, True):
+        raise OptionError(
+            "rows of this runner round by their company, in half precision by more than is to be "
+            "found: load the target in float32, or audit by samples"
+        )
     if engine.verifier.coupled:
         raise OptionError(
             f"the verifier {engine.verifier.name!r} draws with one number per token: "
@@ -164,14 +205,24 @@ def _drafted(engine: Engine) -> list[Drafted]:
     for start in range(0, len(leaves), len(noises)):
         some = leaves[start : start + len(noises)]
         draft = _draft(engine, noises, [leaf.noise for leaf in some])
-        logits = engine.score(engine.running, draft).logits
-        assert logits is not None
-        warp = engine.warp_of(engine.running)
-        rows = warp(warp.shape(logits, drafted_paths(draft)).logits)
+        rows = _judged(engine, draft)
         _put_back(engine)
         for b, leaf in enumerate(some):
             parts.setdefault(draft.trees[b], []).append((leaf, draft, b, rows[b]))
     return [_stacked(tree, found) for tree, found in parts.items()]
+
+
+def _judged(engine: Engine, draft: Draft) -> Tensor:
+    """The rows `[B, N + 1, V]` that the engine hands to its rule for a draft."""
+    rule = engine.verifier
+    recording: Any = _Recording(rule)
+    engine.verifier = recording
+    try:
+        engine._verify(engine.running, draft, engine.score(engine.running, draft))
+    finally:
+        engine.verifier = rule
+    rows: Tensor = recording.rows
+    return rows
 
 
 def _stacked(tree: Tree, found: Sequence[tuple[_Leaf, Draft, int, Tensor]]) -> Drafted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..errors import OptionError
 from ..models.loading import Source
 from ..types import SamplingParams, check_whole_number
 
-_UNKNOWN = ("presence_penalty", "frequency_penalty", "json_schema", "regex", "grammar")
+_UNKNOWN = ("presence_penalty", "frequency_penalty", "json_schema", "regex", "grammar", "stop")
 """Parameters that `generate` has no equal of."""
 
 
@@ -57,10 +58,11 @@ class TransformersSystem:
             if early_exit >= layers:
                 raise OptionError(f"early_exit must be less than the model's {layers} layers")
         self._model, self._eos = model, tuple(eos)
-        for drafting in filter(None, (assistant, model if early_exit is not None else None)):
-            config = drafting.generation_config
-            config.num_assistant_tokens, config.num_assistant_tokens_schedule = k, "constant"
-            config.assistant_confidence_threshold = 0.0
+        # While it samples: not the checkpoint's own sampling, and a constant K.
+        drafts = transformers.GenerationConfig()
+        drafts.num_assistant_tokens, drafts.num_assistant_tokens_schedule = k, "constant"
+        drafts.assistant_confidence_threshold = 0.0
+        self._configs = [(one, drafts) for one in (model, assistant) if one is not None]
         how = ", ".join(
             name if name == "assistant_model" else f"{name}={value}"
             for name, value in self._assistance.items()
@@ -72,13 +74,25 @@ class TransformersSystem:
     ) -> list[list[int]]:
         options = generate_options(params, self._eos)
         ids = torch.tensor([list(prompt)], device=self._model.device)
+        before = [one.generation_config for one, _ in self._configs]
+        for one, config in self._configs:
+            one.generation_config = config
+        try:
+            return self._texts(ids, options, seeds)
+        finally:
+            for (one, _), config in zip(self._configs, before, strict=True):
+                one.generation_config = config
+
+    def _texts(
+        self, ids: torch.Tensor, options: dict[str, Any], seeds: Sequence[int]
+    ) -> list[list[int]]:
         texts = []
         with torch.random.fork_rng(), torch.inference_mode():
             for seed in seeds:
                 torch.manual_seed(seed)
                 mask = torch.ones_like(ids)
                 out = self._model.generate(ids, attention_mask=mask, **options, **self._assistance)
-                texts.append(out[0, len(prompt) :].tolist())
+                texts.append(out[0, ids.shape[1] :].tolist())
         return texts
 
 
@@ -109,10 +123,13 @@ def generate_options(params: SamplingParams, eos: Sequence[int]) -> dict[str, An
             "top_p": params.top_p,
             "min_p": params.min_p or None,
         }
-    if params.logit_bias:
-        options["sequence_bias"] = {(i,): x for i, x in params.logit_bias}
-    if params.bad_words:
-        options["bad_words_ids"] = [list(word) for word in params.bad_words]
+    words = [list(word) for word in params.bad_words]
+    # As bad words EOS tokens would be let through.
+    bias = params.logit_bias + tuple((w[0], -math.inf) for w in words if len(w) == 1)
+    if bias:
+        options["sequence_bias"] = {(i,): x for i, x in bias}
+    if longer := [w for w in words if len(w) > 1]:
+        options["bad_words_ids"] = longer
     if params.min_new_tokens and ends:
         options["min_new_tokens"] = params.min_new_tokens
     if params.transforms:

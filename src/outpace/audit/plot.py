@@ -21,6 +21,7 @@ def plot(report: Report, path: Path) -> None:
         raise OptionError("a plot needs the sampled mode: leave --mode out, or use --mode sampled")
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise OptionError("a plot needs matplotlib: pip install 'outpace[audit]'") from error
     figure = Figure(figsize=(8, 5.2), layout="constrained")
@@ -36,20 +37,27 @@ def plot(report: Report, path: Path) -> None:
         below.scatter(at, [t.detectable for t in tests], marker="_", color=colour, s=120)
     above.set_yscale("log")
     above.axhline(part.share, color="#c92a2a", linewidth=1, linestyle="--")
-    above.annotate(
-        "the decision",
-        (1, part.share),
-        (0, -11),
-        textcoords="offset points",
+    above.text(
+        1,
+        part.share * 1.3,
+        "decision",
+        ha="right",
+        va="bottom",
         fontsize=8,
         color="#c92a2a",
+        transform=above.get_yaxis_transform(),
     )
+    above.set_ylim(min([part.share, *(max(t.p_value, 1e-30) for t in part.tests)]) / 30, 3)
     above.set_ylabel("p-value")
-    above.legend(frameon=False, ncols=3, fontsize=9, loc="lower right")
+    if kinds:
+        where = {"loc": "lower center", "bbox_to_anchor": (0.5, 1)}
+        above.legend(frameon=False, ncols=3, fontsize=9, **where)
     below.set_ylabel("total variation")
     below.set_xlabel("position of the token (bars: beyond chance; dashes: found 9 times in 10)")
     below.set_ylim(bottom=0)
-    below.xaxis.get_major_locator().set_params(integer=True)
+    last = max((t.position for t in part.tests), default=1)
+    below.set_xlim(0.4, max(last, 4) + 0.6)
+    below.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     verdict = "no difference found" if part.sound else "NOT the target's law"
     figure.suptitle(f"{report.system}: {verdict} in {part.samples} samples", fontsize=11)
     for axes in (above, below):

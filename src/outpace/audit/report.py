@@ -20,6 +20,8 @@ class Sampled:
         share: of each test at each look.
         tests: at the last look.
         defects: what is wrong beyond frequencies: impossible tokens, tokens behind the end.
+        borderline: tokens just beyond a top-k, a nucleus or a min-p, where rounding may put
+            another engine; they count in the tests, as the least likely.
         repeated: of some seeds run again one by one, how many gave the same text, of how many.
     """
 
@@ -30,6 +32,7 @@ class Sampled:
     share: float
     tests: tuple[Test, ...]
     defects: tuple[str, ...] = ()
+    borderline: int = 0
     repeated: tuple[int, int] | None = None
 
     @property
@@ -42,12 +45,12 @@ class Sampled:
         return not self.found and not self.defects
 
     @property
-    def detectable(self) -> float:
-        """The smallest total variation that would be found at every position, nearly always."""
+    def detectable(self) -> dict[int, float]:
+        """By tested position the smallest total variation, as counted, that is mostly found."""
         best: dict[int, float] = {}
         for t in self.tests:
             best[t.position] = min(best.get(t.position, 1.0), t.detectable)
-        return max(best.values(), default=1.0)
+        return best
 
     def summary(self) -> str:
         """The decision in a sentence."""
@@ -60,9 +63,12 @@ class Sampled:
                 f"p = {worst.p_value:.1e} with {worst.samples} samples; off by a total variation "
                 f"of about {max(t.distance for t in self.found):.3f}"
             )
+        found = self.detectable
+        where = f"{min(found)} to {max(found)}" if len(found) > 1 else f"{min(found)}"
         return (
-            f"no difference in {self.samples} samples ({self.tokens} tokens); a total variation "
-            f"of {self.detectable:.3f} at any position would be found {POWER:.0%} of the time"
+            f"no difference in {self.samples} samples ({self.tokens} tokens); at positions {where} "
+            f"a total variation of {max(found.values()):.3f}, as counted, would be found "
+            f"{POWER:.0%} of the time"
         )
 
 
@@ -74,8 +80,10 @@ class Difference:
         prompt: its number, from 1.
         position: of the token, from 1.
         expected, got: tokens; None is the end of the text.
-        margin: how far the expected token's logit is above the other's; None where one ended.
-        gap: how far it is above the next likeliest token's: a small one is rounding.
+        margin: how far the expected token's logit is above the other's; None where one ended,
+            or where the other is forbidden.
+        gap: how far it is above the next likeliest token's; None where that is forbidden.
+        near: whether the margin is one that rounding may turn over.
     """
 
     prompt: int
@@ -83,7 +91,8 @@ class Difference:
     expected: int | None
     got: int | None
     margin: float | None
-    gap: float
+    gap: float | None
+    near: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +105,23 @@ class Greedy:
 
     @property
     def sound(self) -> bool:
-        return not self.differences
+        return all(d.near for d in self.differences)
 
     def summary(self) -> str:
-        if self.sound:
+        if not self.differences:
             return f"the same {self.tokens} tokens on {self.prompts} prompts"
-        first = self.differences[0]
-        margin = "the end of a text" if first.margin is None else f"a margin of {first.margin:.2g}"
-        return (
-            f"another text on {len(self.differences)} of {self.prompts} prompts; the first differs "
-            f"at token {first.position} of prompt {first.prompt}, {margin} in logits "
-            f"(gap to the next likeliest: {first.gap:.2g})"
-        )
+        worst = max(self.differences, key=lambda d: (not d.near, d.margin or 0.0))
+        margin = f", a margin of {worst.margin:.2g} in logits" if worst.margin is not None else ""
+        if worst.expected is None or worst.got is None:
+            margin = ", the end of a text"
+        where = f"token {worst.position} of prompt {worst.prompt}{margin}"
+        count = f"another text on {len(self.differences)} of {self.prompts} prompts"
+        if self.sound:
+            return (
+                f"{count}, each from a near tie on, which rounding turns over; the widest: {where}"
+            )
+        gap = "" if worst.gap is None else f" (gap to the next likeliest: {worst.gap:.2g})"
+        return f"{count}, such as from {where}{gap}"
 
 
 @dataclass(frozen=True, slots=True)

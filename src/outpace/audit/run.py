@@ -71,7 +71,8 @@ def audit(
     for mode in modes or _fitting(params):
         try:
             if mode == "greedy":
-                cold = replace(params, temperature=0.0, max_new_tokens=greedy_tokens)
+                length = max(greedy_tokens, params.min_new_tokens)
+                cold = replace(params, temperature=0.0, max_new_tokens=length)
                 part: Any = audit_greedy(system, scorer, prompts, cold, progress)
             elif mode == "sampled":
                 part = audit_samples(
@@ -115,8 +116,6 @@ def _exact(
 ) -> Any:
     if generator is None:
         raise OptionError("only generators of outpace can be enumerated, others by samples")
-    if generator.engine.drafter is None:
-        raise OptionError("there is no drafter: plain decoding is what others are compared with")
     if generator.engine.target.vocab_size > NARROW and (params.top_k or NARROW + 1) > NARROW:
         wide = generator.engine.target.vocab_size**generator.engine.k > 256
         params = replace(params, top_k=NARROW) if wide else params

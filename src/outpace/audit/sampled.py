@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..errors import OptionError
+from ..errors import EndpointError, OptionError
 from ..types import SamplingParams, check_whole_number
 from .report import Sampled
 from .scoring import PlainScorer
-from .statistics import RECURS, Counts, check_false_alarm, looks_of
+from .statistics import BINS, LEAST_EXPECTED, MARGIN, RECURS, Counts, check_false_alarm, looks_of
 from .systems import System
 
 LOOKS = 4
@@ -57,8 +57,8 @@ def audit_samples(
         raise OptionError("an audit needs at least one prompt")
     length = params.max_new_tokens
     looks = looks_of(samples, LOOKS)
-    share = false_alarm / (len(looks) * length * (2 if draft is None else 3))
-    state = _State(scorer, draft, prompts, params, seed)
+    share = false_alarm / MARGIN / (len(looks) * length * (2 if draft is None else 3))
+    state = _State(scorer, draft, prompts, params, samples, seed)
     seeds = itertools.count(seed)
     done = 0
     for look in looks:
@@ -80,9 +80,15 @@ def audit_samples(
             share=share,
             tests=tuple(tests),
             defects=tuple(state.defects()),
+            borderline=state.borderline,
         )
         if not found.sound:
             break
+    if not found.tests and found.sound:
+        raise OptionError(
+            f"{samples} samples are too few for any test: ask for at least "
+            f"{BINS * int(LEAST_EXPECTED)}"
+        )
     if system.takes_seeds:
         found = replace(found, repeated=_repeat(system, prompts[0], params, seed))
     return found
@@ -117,6 +123,7 @@ class _State:
         draft: PlainScorer | None,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
+        samples: int,
         seed: int,
     ) -> None:
         self._scorer, self._draft, self._prompts, self._params = scorer, draft, prompts, params
@@ -124,12 +131,25 @@ class _State:
         self._new: Counter[tuple[int, tuple[int, ...]]] = Counter()
         self._prefixes: Counter[tuple[int, ...]] = Counter()
         self._wrong: list[str] = []
-        self.positions = [Counts(i + 1, seed) for i in range(params.max_new_tokens)]
+        self._impossible: list[str] = []
+        self._room = scorer.model.context_length - max(map(len, prompts))
+        self.positions = [Counts(i + 1, samples, seed) for i in range(params.max_new_tokens)]
         self.tokens = 0
+        self.borderline = 0
 
     def take(self, prompt: int, texts: Sequence[Sequence[int]]) -> None:
-        """Samples of one prompt, cut where they should have ended."""
+        """Samples of one prompt, cut where they should have ended.
+
+        Raises:
+            EndpointError: what came is no text of the target's vocabulary.
+        """
+        longest = min(self._params.max_new_tokens, self._room)
         for text in texts:
+            if not all(0 <= t < self._scorer.vocab_size for t in text):
+                raise EndpointError(
+                    f"a sampled text has ids outside the target's vocabulary of "
+                    f"{self._scorer.vocab_size}: is it the same checkpoint?"
+                )
             end = next((i + 1 for i, t in enumerate(text) if t in self._eos), None)
             if end is not None and end < len(text):
                 self._wrong.append(f"{len(text) - end} tokens behind an EOS token")
@@ -137,7 +157,7 @@ class _State:
                 self._wrong.append(
                     f"{len(text)} tokens where max_new_tokens is {self._params.max_new_tokens}"
                 )
-            elif end is None and len(text) < self._params.max_new_tokens:
+            elif end is None and len(text) < longest and not self._complete(prompt, text):
                 self._wrong.append(f"a text of {len(text)} tokens ended without an EOS token")
             kept = tuple(text[: end or self._params.max_new_tokens])
             self._new[prompt, kept] += 1
@@ -145,34 +165,52 @@ class _State:
             for i in range(len(kept)):
                 self._prefixes[_key(prompt, kept[:i])] += 1
 
+    def _complete(self, prompt: int, text: Sequence[int]) -> bool:
+        """Whether a text may end for its constraint."""
+        return self._scorer.may_end(self._prompts[prompt], text, self._params)
+
     def score(self) -> None:
         """Hold the new samples against their laws."""
         for number, prompt in enumerate(self._prompts):
-            texts = [text for at, text in self._new if at == number]
+            texts = [text for at, text in self._new if at == number and text]
             laws = self._scorer.laws(prompt, texts, self._params)
             drafts = self._draft and self._draft.laws(prompt, texts, self._params)
             for text, p in zip(texts, laws, strict=True):
                 q = next(drafts) if drafts else None
+                count = self._new[number, text]
                 for i, token in enumerate(text):
+                    if not p[i, token] > 0:
+                        self._beyond(number, text[: i + 1], count)
                     prefix = _key(number, text[:i])
-                    self.positions[i].add(
-                        prefix,
-                        token,
-                        p[i],
-                        None if q is None else q[i],
-                        self._new[number, text],
-                        self._prefixes[prefix] >= RECURS,
-                    )
+                    recurs = self._prefixes[prefix] >= RECURS
+                    q_row = None if q is None else q[i]
+                    self.positions[i].add(prefix, token, p[i], q_row, count, recurs)
         self._new.clear()
+
+    def _beyond(self, prompt: int, text: tuple[int, ...], count: int) -> None:
+        """The last token has probability 0: by a boundary that rounding may move, or by far."""
+        wider = next(self._scorer.laws(self._prompts[prompt], [text], _widened(self._params)))
+        if wider[-1, text[-1]] > 0:
+            self.borderline += count
+        else:
+            self._impossible.append(
+                f"token {text[-1]} at position {len(text)}, which has probability 0 behind "
+                f"{list(text[:-1])}"
+            )
 
     def defects(self) -> list[str]:
         """What no law allows, each kind once."""
         found = [f"{text} ({n} of the samples)" for text, n in Counter(self._wrong).items()]
-        for counts in self.positions:
-            if counts.impossible:
-                prefix, token = counts.impossible[0]
-                found.append(
-                    f"token {token} at position {counts.position}, which has probability 0 behind "
-                    f"{list(prefix[1:])} ({len(counts.impossible)} such texts)"
-                )
+        if self._impossible:
+            found.append(f"{self._impossible[0]} ({len(self._impossible)} such texts)")
         return found
+
+
+def _widened(params: SamplingParams) -> SamplingParams:
+    """The same with filters that let the next tokens pass, too."""
+    return replace(
+        params,
+        top_k=None if params.top_k is None else params.top_k + 2,
+        top_p=min(1.0, params.top_p + 0.02),
+        min_p=params.min_p * 0.9,
+    )

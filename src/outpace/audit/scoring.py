@@ -48,6 +48,16 @@ class PlainScorer:
         """Ids that end a request with these parameters."""
         return self.eos if params.eos_token_ids is None else params.eos_token_ids
 
+    def may_end(self, prompt: Sequence[int], text: Sequence[int], params: SamplingParams) -> bool:
+        """Whether a constraint allows nothing more behind a text."""
+        read, device = list(prompt), torch.device("cpu")
+        eos = self.eos_of(params)
+        pipeline = make_pipeline(params, read, self.vocab_size, eos, self.tokenizer, device)
+        if pipeline is None:
+            return False
+        read += text
+        return None in pipeline(torch.zeros(1, self.vocab_size), [()])[1].values()
+
     def laws(
         self, prompt: Sequence[int], texts: Sequence[Sequence[int]], params: SamplingParams
     ) -> Iterator[Tensor]:
@@ -107,7 +117,7 @@ class PlainScorer:
                         raise failure
                 found[i].append(shaped[0].clone())
                 read[i].append(texts[i][depth])
-        return [torch.stack(rows) if rows else logits.new_empty(0, 1) for rows in found]
+        return [torch.stack(rows) if rows else torch.empty(0, self.vocab_size) for rows in found]
 
     def _widened(self, logits: Tensor) -> Tensor:
         """Logits of the wanted vocabulary."""

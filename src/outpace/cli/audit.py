@@ -37,10 +37,12 @@ def audit(
     ] = "outpace",
     prompt_lookup: Annotated[
         int | None,
-        typer.Option("--prompt-lookup", help="transformers: n-grams propose so many tokens."),
+        typer.Option(
+            "--prompt-lookup", min=1, help="transformers: n-grams propose so many tokens."
+        ),
     ] = None,
     early_exit: Annotated[
-        int | None, typer.Option("--early-exit", help="transformers: so many layers draft.")
+        int | None, typer.Option("--early-exit", min=1, help="transformers: so many layers draft.")
     ] = None,
     served_model: Annotated[
         str | None, typer.Option("--served-model", help="The target's name at the endpoint.")
@@ -82,10 +84,12 @@ def audit(
 
     from ..audit import MODES, scorers
     from ..audit import audit as run
+    from ..audit.hf import generate_options
     from ..audit.plot import plot as draw
     from ..audit.statistics import check_false_alarm
     from ..bench.prompts import held_out_prompts
     from ..types import SamplingParams
+    from ..verifiers import make_verifier
 
     params = SamplingParams(max_new_tokens=tokens, **sampling)
     if prompts < 1 or samples < 1:
@@ -98,6 +102,17 @@ def audit(
     check_false_alarm(false_alarm)
     ours = engine == "outpace"
     _check_engine(engine, drafter, prompt_lookup, early_exit, served_model)
+    if engine == "transformers":
+        if quantize is not None:
+            raise OptionError(
+                "transformers does not run our quantised target: leave --quantize out"
+            )
+        generate_options(params, ())
+    if mode and "exact" in mode and (not ours or make_verifier(verifier).coupled):
+        whom = f"the verifier {verifier!r}" if ours else engine
+        raise OptionError(f"--mode exact cannot enumerate {whom}: use --mode sampled")
+    if plot is not None and (params.greedy or (mode and "sampled" not in mode)):
+        raise OptionError("--plot shows samples: add --mode sampled, at a temperature above 0")
     for package in ("scipy", "matplotlib") if plot else ("scipy",):
         if importlib.util.find_spec(package) is None:
             raise OptionError(f"an audit needs {package}: pip install 'outpace[audit]'")
@@ -112,6 +127,8 @@ def audit(
     name = common.drafter_for(model, drafter)
     if not ours and (prompt_lookup is not None or early_exit is not None):
         name = None
+    if ours and (name is None or not k):
+        raise OptionError("nothing is drafted, so there is nothing to audit: give --drafter and -k")
     generator = common.load_with_bar(
         model,
         name,
@@ -124,14 +141,12 @@ def audit(
         verifier=verifier,
         max_batch=16,
     )
-    if ours and generator.engine.drafter is None:
-        raise OptionError("nothing is drafted, so there is nothing to audit: give --drafter and -k")
     assert generator.tokenizer is not None
     ids = [generator.tokenizer.encode(text) for text in texts]
     system: Generator | System = generator
     if engine == "transformers":
         system = _transformers(generator, model, name, k, prompt_lookup, early_exit)
-    elif not ours:
+    elif served_model is not None:
         system = _endpoint(generator, engine, served_model, together)
     errors = Console(stderr=True, no_color=no_color)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
@@ -185,6 +200,8 @@ def _check_engine(
         raise OptionError("--drafter, --prompt-lookup and --early-exit exclude each other")
     if served_model is not None and not url:
         raise OptionError("--served-model goes with an endpoint: give its URL as --engine")
+    if served_model is None and url:
+        raise OptionError("--served-model: by which name does the endpoint serve the target?")
 
 
 def _transformers(
@@ -212,11 +229,9 @@ def _transformers(
     )
 
 
-def _endpoint(generator: Generator, url: str, served: str | None, together: int) -> System:
+def _endpoint(generator: Generator, url: str, served: str, together: int) -> System:
     from ..audit import EndpointSystem
 
-    if served is None:
-        raise OptionError("--served-model: by which name does the endpoint serve the target?")
     key = os.environ.get("OPENAI_API_KEY")
     eos = generator.eos_token_ids
     return EndpointSystem(url, served, eos=eos, together=together, key=key)
@@ -236,6 +251,11 @@ def _print(report: Report, console: Console) -> None:
         if isinstance(part, Sampled):
             for defect in part.defects[1:]:
                 console.print(f"     {mode}: {defect}", markup=False)
+            if part.borderline:
+                console.print(
+                    f"     {part.borderline} tokens lie just beyond a filter's boundary, where "
+                    "rounding may put them"
+                )
             if part.repeated is not None:
                 same, whole = part.repeated
                 console.print(f"     seeds: {same} of {whole} texts are the same alone as together")
