@@ -110,6 +110,37 @@ def test_a_wrong_token_is_far_from_a_tie(rule):
     assert f"token {widest.position} of prompt {widest.prompt}" in found.summary()
 
 
+class Foreign:
+    """Somebody else's engine, with another token where two are nearly tied, or where not."""
+
+    name, takes_seeds = "foreign", False
+
+    def __init__(self, generator: Generator, swapped: dict[int, int]) -> None:
+        self.generator, self.swapped = generator, swapped
+
+    def sample(self, prompt, params, seeds):
+        (result,) = self.generator.generate([prompt], params=params)
+        return [[self.swapped.get(t, t) for t in result.token_ids]]
+
+
+def test_near_ties_of_other_engines_are_forgiven_and_wrong_tokens_are_not():
+    """Two tokens differ by one part in 10^16; ours must tell them apart all the same."""
+    row = torch.tensor([1.0, 3.0, 3.0 + 1e-15, *[1.0] * 5], dtype=torch.float64)
+    table = row.repeat(V, 1)
+    made = generator(target=MarkovModel(table / table.sum(-1, keepdim=True)), draft=models()[1])
+    scorer = PlainScorer(made.engine.target)
+    near = audit_greedy(Foreign(made, {2: 1}), scorer, [[1]], GREEDY)
+    assert near.sound
+    assert [d.near for d in near.differences] == [True]
+    assert "which rounding turns over" in near.summary()
+    wrong = audit_greedy(Foreign(made, {2: 0}), scorer, [[1]], GREEDY)
+    assert not wrong.sound
+    assert wrong.differences[0].margin == pytest.approx(float(torch.tensor(3.0).log()))
+    ours = GeneratorSystem(made)
+    ours.sample = Foreign(made, {2: 1}).sample
+    assert not audit_greedy(ours, scorer, [[1]], GREEDY).sound
+
+
 def test_rounding_passes_where_nothing_is_nearly_tied():
     target, draft = models(3.0, defects.RoundsInCompany)
     assert check(generator(target=target, draft=draft)).sound

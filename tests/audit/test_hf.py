@@ -159,7 +159,6 @@ SHAPES = [
     {"min_new_tokens": 12, "logit_bias": FEW},
     {"eos_token_ids": (70, 71), "min_new_tokens": 3, "logit_bias": FEW},
     {"eos_token_ids": (), "logit_bias": FEW},
-    {"transforms": (lambda ids, scores: scores - 0.1 * ids[:, -1:],), "top_p": 0.9},
     {"transforms": (lambda ids, scores: scores * (1.0 + 0.1 * (ids[:, -1:] % 5)),)},
     {"repetition_penalty": 1.3, "logit_bias": FEW, "bad_words": ((70, 71),), "top_p": 0.8},
 ]
@@ -177,7 +176,7 @@ def test_every_parameter_gives_the_law_it_gives_us(shape, engine, prompt, load):
     ends = engine.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
     assert (text[-1] in ends) or len(text) == params.max_new_tokens
     (plain,) = own.laws(prompt, [text], BASE)
-    assert float((plain - rows).abs().max()) > 1e-3 or "transforms" in shape
+    assert float((plain - rows).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ def plot(report: Report, path: Path) -> None:
         raise OptionError("a plot needs matplotlib: pip install 'outpace[audit]'") from error
     figure = Figure(figsize=(8, 5.2), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
+    least = min([part.share, *(max(t.p_value, 1e-30) for t in part.tests)])
+    above.set(yscale="log", ylim=(least / 30, 3))
     kinds = [k for k in _COLOURS if any(t.kind == k for t in part.tests)]
     for number, kind in enumerate(kinds):
         tests = [t for t in part.tests if t.kind == kind]
@@ -35,7 +37,6 @@ def plot(report: Report, path: Path) -> None:
         above.scatter(at, [max(t.p_value, 1e-30) for t in tests], color=colour, label=kind, s=30)
         below.bar(at, [t.distance for t in tests], width=0.16, color=colour)
         below.scatter(at, [t.detectable for t in tests], marker="_", color=colour, s=120)
-    above.set_yscale("log")
     above.axhline(part.share, color="#c92a2a", linewidth=1, linestyle="--")
     above.text(
         1,
@@ -47,7 +48,6 @@ def plot(report: Report, path: Path) -> None:
         color="#c92a2a",
         transform=above.get_yaxis_transform(),
     )
-    above.set_ylim(min([part.share, *(max(t.p_value, 1e-30) for t in part.tests)]) / 30, 3)
     above.set_ylabel("p-value")
     if kinds:
         where = {"loc": "lower center", "bbox_to_anchor": (0.5, 1)}

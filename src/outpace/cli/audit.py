@@ -276,7 +276,7 @@ def _print_tests(part: Sampled, console: Console) -> None:
         caption=f"each test decides at p < {part.share:.1e}: {part.false_alarm:g} for all of them; "
         "off: total variation beyond chance, seen: found 9 times in 10"
     )
-    for head in ("position", "test", "samples", "χ²", "degrees", "p", "off", "seen"):
+    for head in ("position", "test", "samples", "G", "degrees", "p", "off", "seen"):
         table.add_column(head, justify="left" if head == "test" else "right", no_wrap=True)
     for t in worst_first(part.tests):
         table.add_row(
