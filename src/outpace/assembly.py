@@ -100,7 +100,7 @@ class Assembly:
         for prompt in ids:
             vocab_size = self._target.vocab_size
             check_request(prompt, params, vocab_size, self._max_len, self._rule)
-            eos = self._eos if params.eos_token_ids is None else params.eos_token_ids
+            eos = params.ends(self._eos)
             make_pipeline(params, prompt, vocab_size, eos, self.tokenizer, torch.device("cpu"))
 
     def load(self, progress: Progress = lambda what, done, total: None) -> Generator:

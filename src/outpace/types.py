@@ -6,7 +6,7 @@ import difflib
 import json
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Real
@@ -172,6 +172,10 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    def ends(self, eos: Sequence[int]) -> tuple[int, ...]:
+        """Ids that end the request, where the model's own are `eos`."""
+        return tuple(eos) if self.eos_token_ids is None else self.eos_token_ids
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> SamplingParams:

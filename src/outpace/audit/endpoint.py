@@ -75,7 +75,7 @@ class EndpointSystem:
     def sample(
         self, prompt: Sequence[int], params: SamplingParams, seeds: Sequence[int]
     ) -> list[list[int]]:
-        ends = self._eos if params.eos_token_ids is None else params.eos_token_ids
+        ends = params.ends(self._eos)
         texts: list[list[int]] = []
         while len(texts) < len(seeds):
             body = self._body(prompt, params)

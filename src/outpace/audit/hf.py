@@ -107,7 +107,7 @@ def generate_options(params: SamplingParams, eos: Sequence[int]) -> dict[str, An
     refused += ["bad_words of text"] * any(isinstance(w, str) for w in params.bad_words)
     if refused:
         raise OptionError(f"transformers' generate has no {', '.join(refused)}: leave it out")
-    ends = list(eos if params.eos_token_ids is None else params.eos_token_ids)
+    ends = list(params.ends(eos))
     options: dict[str, Any] = {
         "max_new_tokens": params.max_new_tokens,
         "do_sample": not params.greedy,

@@ -57,7 +57,7 @@ def audit(
         OptionError: an unknown mode, nothing to audit with, or a mode that was asked for and
             cannot be.
     """
-    _check_modes(modes)
+    check_modes(modes)
     if isinstance(system, Generator):
         generator: Generator | None = system
         own, drafting = scorers(system)
@@ -97,7 +97,12 @@ def audit(
     return report
 
 
-def _check_modes(modes: Sequence[str] | None) -> None:
+def check_modes(modes: Sequence[str] | None) -> None:
+    """Refuse modes that there are not.
+
+    Raises:
+        OptionError: an unknown one.
+    """
     for mode in modes or ():
         if mode not in MODES:
             raise OptionError(f"unknown mode {mode!r}: choose from {', '.join(MODES)}")

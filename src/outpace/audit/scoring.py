@@ -46,7 +46,7 @@ class PlainScorer:
 
     def eos_of(self, params: SamplingParams) -> tuple[int, ...]:
         """Ids that end a request with these parameters."""
-        return self.eos if params.eos_token_ids is None else params.eos_token_ids
+        return params.ends(self.eos)
 
     def may_end(self, prompt: Sequence[int], text: Sequence[int], params: SamplingParams) -> bool:
         """Whether a constraint allows nothing more behind a text."""

@@ -82,10 +82,11 @@ def audit(
     from rich.console import Console
     from rich.progress import Progress
 
-    from ..audit import MODES, scorers
     from ..audit import audit as run
+    from ..audit import scorers
     from ..audit.hf import generate_options
     from ..audit.plot import plot as draw
+    from ..audit.run import check_modes
     from ..audit.statistics import check_false_alarm
     from ..bench.prompts import held_out_prompts
     from ..types import SamplingParams
@@ -94,9 +95,7 @@ def audit(
     params = SamplingParams(max_new_tokens=tokens, **sampling)
     if prompts < 1 or samples < 1:
         raise OptionError("--prompts and --samples must be at least 1")
-    wrong = next((m for m in mode or () if m not in MODES), None)
-    if wrong is not None:
-        raise OptionError(f"unknown mode {wrong!r}: choose from {', '.join(MODES)}")
+    check_modes(mode)
     if mode and params.greedy and set(mode) != {"greedy"}:
         raise OptionError("at temperature 0 there is only --mode greedy: raise --temperature")
     check_false_alarm(false_alarm)

@@ -107,7 +107,7 @@ class Engine:
         """
         check_request(prompt, params, self.target.vocab_size, self.max_len, self.verifier)
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        ids = params.eos_token_ids if params.eos_token_ids is not None else tuple(eos)
+        ids = params.ends(eos)
         request = Request(
             prompt,
             params,

@@ -9,9 +9,10 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from .. import kernels
 from ..models.base import upload
-from ..sampling import Keys
-from ..types import Draft, Law
+from ..sampling import Keys, categorical
+from ..types import Draft, Law, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,25 @@ class Verifier(Protocol):
                 i + 1 after node i.
         """
         ...
+
+
+def without_tensors(
+    p: Tensor, draft: Draft, noise: Noise, lengths: Tensor, *, by_block: bool
+) -> Verdict | None:
+    """A verdict on chains that needs no tensor code: by the kernels, or where nothing was drafted.
+
+    Args:
+        lengths: `[B]` int64, of the chains.
+        by_block: whether by block verification, else by token verification.
+    """
+    if not draft.tokens.shape[1]:
+        return Verdict(draft.tokens, lengths, categorical(p[:, 0], noise.target[:, 0]))
+    q = draft.law.q if isinstance(draft.law, Rows) else None
+    library = kernels.loaded(p, *([] if q is None else [q]))
+    if library is None:
+        return None
+    noises = noise.accept, noise.target
+    return Verdict(*kernels.verify(library, by_block, p, q, draft.tokens, lengths, *noises))
 
 
 def row_depths(draft: Draft, device: torch.device) -> Tensor:

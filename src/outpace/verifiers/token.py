@@ -17,11 +17,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .. import kernels
 from ..models.base import upload
 from ..sampling import categorical, residual, without
 from ..types import Draft, Law, PointMass, Rows
-from .base import Noise, Verdict
+from .base import Noise, Verdict, without_tensors
 
 
 class TokenVerifier:
@@ -37,12 +36,9 @@ class TokenVerifier:
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         batch, n = draft.tokens.shape
         lengths = upload(torch.tensor([len(t) for t in draft.trees]), p.device)
-        if n == 0:
-            return Verdict(draft.tokens, lengths, categorical(p[:, 0], noise.target[:, 0]))
+        if verdict := without_tensors(p, draft, noise, lengths, by_block=False):
+            return verdict
         q = draft.law.q if isinstance(draft.law, Rows) else None
-        if library := kernels.loaded(p, *([] if q is None else [q])):
-            noises = noise.accept, noise.target
-            return Verdict(*kernels.verify(library, False, p, q, draft.tokens, lengths, *noises))
         rows = torch.arange(batch, device=p.device)
         nodes = torch.arange(n, device=p.device)
         index = draft.tokens.unsqueeze(-1)  # [B, N, 1]
