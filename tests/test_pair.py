@@ -18,12 +18,12 @@ shares_plain_ids = pytest.mark.xdist_group("plain_ids")
 GREEDY = {"max_new_tokens": 128, "eos_token_ids": ()}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def prompts() -> list[str]:
     return held_out_prompts(50)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def plain_ids(prompts) -> list[tuple[int, ...]]:
     """Plain decoding, one prompt at a time, fp32."""
     plain = outpace.load("demo", dtype="float32", device="cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from .engine.checks import (
     check_request,
 )
 from .engine.pipeline import make_pipeline
-from .generator import Generator, Messages, Prompt, encode
+from .generator import Generator, Messages, Prompt, encode, numbered
 from .models.loading import (
     Compile,
     Progress,
@@ -88,20 +89,20 @@ class Assembly:
     def check(
         self,
         params: SamplingParams,
-        prompts: Prompt | None = None,
-        messages: Messages | None = None,
+        prompts: Prompt | Sequence[Prompt] | None = None,
+        messages: Messages | Sequence[Messages] | None = None,
     ) -> None:
-        """Whether a request would be taken.
+        """Whether requests would be taken.
 
         Raises:
             OutpaceError: what `Generator.generate` would raise.
         """
-        ids, _, _ = encode(self.tokenizer, prompts, messages)
-        for prompt in ids:
-            vocab_size = self._target.vocab_size
-            check_request(prompt, params, vocab_size, self._max_len, self._rule)
-            eos = params.ends(self._eos)
-            make_pipeline(params, prompt, vocab_size, eos, self.tokenizer, torch.device("cpu"))
+        ids, _, many = encode(self.tokenizer, prompts, messages)
+        vocab_size, eos = self._target.vocab_size, params.ends(self._eos)
+        for index, prompt in enumerate(ids):
+            with numbered(index, many):
+                check_request(prompt, params, vocab_size, self._max_len, self._rule)
+                make_pipeline(params, prompt, vocab_size, eos, self.tokenizer, torch.device("cpu"))
 
     def load(self, progress: Progress = lambda what, done, total: None) -> Generator:
         """Read the weights.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast, overload
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from .drafters import Drafter
 from .engine import Engine, Request, Stats
-from .errors import OptionError
+from .errors import OptionError, OutpaceError
 from .models.base import LanguageModel
 from .models.tokenizer import Tokenizer
 from .types import Result, SamplingParams, TokenEvent
@@ -127,9 +128,10 @@ class Generator:
         requests: list[Request] = []
         try:
             for index, (prompt, p) in enumerate(zip(ids, all_params, strict=True)):
-                request = self.engine.submit(
-                    prompt, p, eos=self.eos_token_ids, tokenizer=self.tokenizer, index=index
-                )
+                with numbered(index, many):
+                    request = self.engine.submit(
+                        prompt, p, eos=self.eos_token_ids, tokenizer=self.tokenizer, index=index
+                    )
                 requests.append(request)
         except Exception:
             for request in requests:
@@ -164,8 +166,22 @@ def encode(
     given = list(cast(Any, prompts)) if many else [prompts]
     if not given:
         raise OptionError("the list of prompts is empty: give at least one prompt")
-    ids = [_ids(tokenizer, prompt) for prompt in given]
+    ids = []
+    for index, prompt in enumerate(given):
+        with numbered(index, many):
+            ids.append(_ids(tokenizer, prompt))
     return ids, [p if isinstance(p, str) else None for p in given], many
+
+
+@contextmanager
+def numbered(index: int, many: bool) -> Iterator[None]:
+    """Says which of many prompts an error is about."""
+    try:
+        yield
+    except OutpaceError as error:
+        if not many:
+            raise
+        raise type(error)(f"prompt {index + 1}: {error}") from error
 
 
 def _is_ids(prompts: Any) -> bool:

@@ -31,6 +31,7 @@ from outpace.verifiers import (
 )
 
 EXACT = 1e-12
+ALONE = ("prompt",)
 PROMPT = [1]
 PLAIN = SamplingParams(temperature=1.0, max_new_tokens=8)
 SOUND = [TokenVerifier, BlockVerifier, MatchVerifier]
@@ -113,7 +114,7 @@ def test_sound_rules_are_exact_and_every_draft_is_seen(rule, vocab, k):
 @pytest.mark.parametrize("rule", SOUND)
 @pytest.mark.parametrize("drafter", [Certain, Ragged, StopsBehindUnlikely])
 def test_sound_drafters_are_exact_whatever_they_propose(rule, drafter):
-    found = audit(generator(rule, drafter), before=(0, 2))
+    found = audit(generator(rule, drafter), behind=("prompt", "full acceptance"))
     assert found.sound, found.summary()
     assert drafter is not Certain or found.drafts == found.rounds == 2
 
@@ -128,15 +129,15 @@ def test_sound_drafters_are_exact_whatever_they_propose(rule, drafter):
     ],
 )
 def test_every_row_is_held_against_its_own_prefix(params):
-    found = audit(generator(), params, before=(0, 2))
+    found = audit(generator(), params, behind=("prompt", "full acceptance"))
     assert found.sound, found.summary()
 
 
 def test_rounds_behind_the_end_of_a_text_are_left_out():
     engine = generator(eos=(0, 1, 2))  # every one
     assert audit(engine).rounds == 1
-    with pytest.raises(OptionError, match="ended before"):
-        audit(engine, before=(1, 2))
+    with pytest.raises(OptionError, match="no round behind a rejection"):
+        audit(engine, behind=("rejection", "full acceptance"))
 
 
 ALIKE = SamplingParams(temperature=1.0, top_k=3, logit_bias=dict.fromkeys(range(70, 73), 30.0))
@@ -160,7 +161,7 @@ def test_a_small_checkpoint_is_exact_within_single_precision(params, pair):
 
 @pytest.mark.parametrize("rule", [*WRONG_LAW, *WRONG_BLOCKS, TypicalVerifier])
 def test_broken_rules_are_found(rule):
-    found = audit(generator(rule), before=(0, 1))
+    found = audit(generator(rule), behind=("prompt", "rejection"))
     assert not found.sound
     assert found.error > 1e-4
     assert "not the target's law" in found.summary()
@@ -178,8 +179,8 @@ def test_a_token_that_passes_with_probability_0_is_found():
     """The law is right to the last digit; only a uniform of exactly 0 tells."""
     table = torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 0.5, 0.0]]).double()
     models = MarkovModel(table), MarkovModel.random(3, 1, 0)
-    assert audit(generator(models=models), before=(0,)).sound
-    found = audit(generator(AcceptsImpossible, models=models), before=(0,))
+    assert audit(generator(models=models), behind=ALONE).sound
+    found = audit(generator(AcceptsImpossible, models=models), behind=ALONE)
     assert not found.sound
     assert found.error < EXACT
     assert found.impossible > 0
@@ -198,10 +199,10 @@ DRAFTERS = [
 @pytest.mark.parametrize(("drafter", "least"), DRAFTERS)
 def test_drafts_that_were_not_drawn_from_the_law_they_report_are_found(drafter, least):
     for rule in (TokenVerifier, BlockVerifier):
-        found = audit(generator(rule, drafter, vocab=4), before=(0,))
+        found = audit(generator(rule, drafter, vocab=4), behind=ALONE)
         assert not found.sound
         assert found.error > least
-    assert audit(generator(MatchVerifier, drafter, vocab=4), before=(0,)).sound
+    assert audit(generator(MatchVerifier, drafter, vocab=4), behind=ALONE).sound
 
 
 def test_half_precision_is_too_little_for_samples_and_enough_here():
@@ -211,7 +212,7 @@ def test_half_precision_is_too_little_for_samples_and_enough_here():
 
 def test_a_stale_cache_is_found_once_there_is_one():
     broken = run_by(defects.LosesTheLastKey)
-    assert audit(broken, before=(0,)).sound
+    assert audit(broken, behind=ALONE).sound
     found = audit(broken)
     assert not found.sound
     assert found.error > 1e-1
@@ -219,7 +220,7 @@ def test_a_stale_cache_is_found_once_there_is_one():
 
 @pytest.mark.parametrize("kind", [defects.NoiseOfTheNeighbour, defects.DraftsWithAcceptanceNoise])
 def test_rows_and_noise_of_somebody_else_are_found(kind):
-    found = audit(run_by(kind, slots=2), before=(0,))
+    found = audit(run_by(kind, slots=2), behind=ALONE)
     assert not found.sound
     assert found.error > 1e-3
 
@@ -230,8 +231,8 @@ def test_rows_and_noise_of_somebody_else_are_found(kind):
 )
 def test_parameters_that_do_not_reach_every_row_are_found(kind, params):
     broken = run_by(kind)
-    assert audit(broken, params, before=(0,)).error > 1e-2
-    assert audit(broken, before=(0,)).sound
+    assert audit(broken, params, behind=ALONE).error > 1e-2
+    assert audit(broken, behind=ALONE).sound
 
 
 # --- what cannot be enumerated -----------------------------------------------------------------

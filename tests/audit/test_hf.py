@@ -209,7 +209,7 @@ def test_what_leaves_the_law_alone_is_taken():
     [
         ({"prompt_lookup": 0}, "prompt_lookup"),
         ({"early_exit": 0}, "early_exit"),
-        ({"early_exit": 3}, "less than the model's 3 layers"),
+        ({"early_exit": 3}, "less than the target's 3 layers"),
         ({"early_exit": 1, "prompt_lookup": 2}, "exclude each other"),
         ({"assistant": "draft", "prompt_lookup": 2}, "exclude each other"),
     ],

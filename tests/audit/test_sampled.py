@@ -129,7 +129,7 @@ def small_audits(count: int, rate: float):
     """Audits of one sound engine with samples of their own."""
     target = MarkovModel.random(5, 1, 3)
     draft = MarkovModel(0.5 * target.table + 0.5 * MarkovModel.random(5, 1, 4).table)
-    params = SamplingParams(temperature=1.0, max_new_tokens=3)
+    params = SamplingParams(temperature=1.0, max_new_tokens=2)
     engine = Generator(target, ModelDrafter(draft, 5), 2, max_batch=256)
     system = GeneratorSystem(engine)
     own, other = scorers(engine)

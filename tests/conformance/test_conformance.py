@@ -29,6 +29,7 @@ DRAFTERS = {
     "narrow draft model": lambda: ModelDrafter(MarkovModel.random(V - 1, 1, 2), V),
     "wide draft model": lambda: ModelDrafter(MarkovModel.random(V + 2, 3, 3), V),
 }
+SAMPLES = 3000
 PAIRS = list(itertools.product(DRAFTERS, VERIFIERS))
 
 
@@ -65,20 +66,20 @@ def test_sampled_texts_have_the_targets_law(drafter, verifier, max_batch):
             engine.submit([1], params)
         return
     found = Counter(
-        tuple(out) for out in run(engine, [([1], params.with_seed(s)) for s in range(6000)])
+        tuple(out) for out in run(engine, [([1], params.with_seed(s)) for s in range(SAMPLES)])
     )
     law = {
         (a, b, c): float(TARGET.table[0, 1, a] * TARGET.table[1, a, b] * TARGET.table[a, b, c])
         for a, b, c in itertools.product(range(V), repeat=3)
     }
     observed = [found[w] for w in law]
-    expected = [6000 * p for p in law.values()]
+    expected = [SAMPLES * p for p in law.values()]
     if not engine.verifier.lossless:
         assert stats.chisquare(observed, expected).pvalue < 1e-6
         return
     assert stats.chisquare(observed, expected).pvalue > 1e-6
     draft_law = [
-        6000 * float(NEAR.table[0, 1, a] * NEAR.table[1, a, b] * NEAR.table[a, b, c])
+        SAMPLES * float(NEAR.table[0, 1, a] * NEAR.table[1, a, b] * NEAR.table[a, b, c])
         for a, b, c in law
     ]
     assert stats.chisquare(observed, draft_law).pvalue < 1e-6  # the test can tell

@@ -95,12 +95,7 @@ class EndpointSystem:
 
     def _body(self, prompt: Sequence[int], params: SamplingParams) -> dict[str, Any]:
         """Every parameter is sent, neutral ones as well: servers have defaults of their own."""
-        plain = SamplingParams()
-        refused = [n for n in _REFUSED if getattr(params, n) != getattr(plain, n)]
-        if any(bias == -math.inf for _, bias in params.logit_bias):
-            refused.append("a logit_bias of -inf")
-        if refused:
-            raise OptionError(f"{', '.join(refused)} cannot be sent to an endpoint: leave it out")
+        check_sendable(params)
         ends = params.eos_token_ids
         return {
             "model": self._model,
@@ -161,6 +156,20 @@ class EndpointSystem:
                 "one in eos_token_ids"
             )
         return [*ids, ends[0]]
+
+
+def check_sendable(params: SamplingParams) -> None:
+    """Whether an endpoint can be asked for such samples.
+
+    Raises:
+        OptionError: a parameter has no field that servers share.
+    """
+    plain = SamplingParams()
+    refused = [n for n in _REFUSED if getattr(params, n) != getattr(plain, n)]
+    if any(bias == -math.inf for _, bias in params.logit_bias):
+        refused.append("a logit_bias of -inf")
+    if refused:
+        raise OptionError(f"{', '.join(refused)} cannot be sent to an endpoint: leave it out")
 
 
 def _token_ids(choice: dict[str, Any]) -> list[int] | None:

@@ -141,6 +141,12 @@ def intervals(
     return whole
 
 
+def inside(begin: float, end: float, precision: float = 0.0) -> float:
+    """A point of an interval: its middle, or where that may be beyond it the beginning."""
+    middle = (begin + end) / 2
+    return middle if begin < middle < end - precision else begin
+
+
 def round_law(verifier: Verifier, drafted: Sequence[Drafted]) -> Emitted:
     """What one round emits, over all drafts there are.
 
@@ -203,7 +209,7 @@ def _by_both(
     n = drafts.nodes
     index, bounds = torch.tensor(which), torch.tensor(edges, dtype=torch.float64)
     low, high = bounds[..., 0], bounds[..., 1]  # [M, N]
-    inner = (low + high) / 2
+    inner = torch.tensor([[inside(*s) for s in cell] for cell in edges], dtype=torch.float64)
 
     def decide(some: Tensor, u: Tensor) -> list[tuple[int, ...]]:
         target = u.unsqueeze(1).expand(-1, n + 1)
@@ -276,9 +282,9 @@ def _by_target(
         deeper = []
         for i, parts in enumerate(intervals(decide, len(items))):
             c, before, mass = items[i]
-            middles = [(begin + end) / 2 for begin, end, _ in parts]
-            said = emitted(torch.full((len(parts),), i), torch.tensor(middles).double())
-            for (begin, end, expected), middle, what in zip(parts, middles, said, strict=True):
+            chosen = [inside(begin, end) for begin, end, _ in parts]
+            said = emitted(torch.full((len(parts),), i), torch.tensor(chosen, dtype=torch.float64))
+            for (begin, end, expected), point, what in zip(parts, chosen, said, strict=True):
                 if what[: depth + 1] != expected:
                     raise NotEnumerableError(
                         "what is emitted depends on acceptance noise after all"
@@ -286,7 +292,7 @@ def _by_target(
                 if len(what) == depth + 1:
                     law.append((what, mass * (end - begin)))
                 else:
-                    deeper.append((c, (*before, middle), mass * (end - begin)))
+                    deeper.append((c, (*before, point), mass * (end - begin)))
         items = deeper
     return law
 

@@ -1,19 +1,22 @@
 """The exact audit: every draft, every decision, every token a round of an engine can emit.
 
-The engine runs some rounds as it does, and stands before the next. From there its
-drafter is asked for drafts with all noise there is, its target scores each of
-them, and its rule is enumerated over them (`enumeration`): what comes out is the
-law of the round to the last digit, to be held against plain scoring by the
-target alone. So a stale cache is seen as well as a wrong rule or a draft that was
-not drawn from the law that it reports. For narrow vocabularies, or wide ones
-under a small top-k: the number of drafts is that of the choices to the power K.
+The engine reads a prompt, or runs on until it stands behind a rejection or behind
+a full acceptance, which leave different caches. From there its drafter is asked
+for drafts with all noise there is, its target scores each of them, and its rule is
+enumerated over them (`enumeration`): what comes out is the law of the round to the
+last digit, to be held against plain scoring by the target alone. So a stale cache
+is seen as well as a wrong rule or a draft that was not drawn from the law that it
+reports. For narrow vocabularies, or wide ones under a small top-k: the number of
+drafts is that of the choices to the power K.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,6 +34,7 @@ from .enumeration import (
     Drafted,
     NotEnumerableError,
     impossible_at_zero,
+    inside,
     intervals,
     round_law,
     worst_error,
@@ -42,8 +46,16 @@ MOST_DRAFTS = 1024
 TOLERANCE = {torch.float64: 1e-12}
 """Of laws in this precision; in others 1e-5, single precision after a softmax and some products."""
 
-BEFORE = (0, 1, 2)
-"""Rounds that lie behind the ones that are enumerated."""
+Behind = Literal["prompt", "rejection", "full acceptance"]
+
+STATES: tuple[Behind, ...] = ("prompt", "rejection", "full acceptance")
+"""What the rounds that are enumerated lie behind."""
+
+ROUNDS = 4
+"""That a text goes on for, to come behind what is wanted."""
+
+TRIES = 32
+"""Texts, each of a seed of its own."""
 
 
 class _Scripted(RequestNoise):
@@ -81,6 +93,42 @@ class _Leaf:
     noise: tuple[float, ...]
 
 
+class _Plain:
+    """Rows `[V]` of plain scoring behind prefixes that go on from a text."""
+
+    def __init__(
+        self,
+        scorer: PlainScorer,
+        prompt: Sequence[int],
+        text: Sequence[int],
+        params: SamplingParams,
+    ) -> None:
+        self._scorer, self._prompt, self._text, self._params = scorer, prompt, text, params
+        self._rows: dict[tuple[int, ...], Tensor] = {}
+
+    def __call__(self, prefix: tuple[int, ...]) -> Tensor:
+        if prefix not in self._rows:
+            self._score([prefix])
+        return self._rows[prefix]
+
+    def read(self, length: int, ends: frozenset[int]) -> None:
+        """Score every prefix of fewer tokens that the target can emit, many at once."""
+        level: list[tuple[int, ...]] = [()]
+        for _ in range(length):
+            self._score(level)
+            level = [
+                (*prefix, token)
+                for prefix in level
+                for token in self._rows[prefix].nonzero().flatten().tolist()
+                if token not in ends
+            ]
+
+    def _score(self, prefixes: Sequence[tuple[int, ...]]) -> None:
+        texts = [(*self._text, *prefix, 0) for prefix in prefixes]
+        laws = self._scorer.laws(self._prompt, texts, self._params)
+        self._rows |= {prefix: law[-1] for prefix, law in zip(prefixes, laws, strict=True)}
+
+
 def audit_rounds(
     engine: Engine,
     scorer: PlainScorer,
@@ -88,46 +136,33 @@ def audit_rounds(
     params: SamplingParams,
     *,
     seed: int = 0,
-    before: Sequence[int] = BEFORE,
+    behind: Sequence[Behind] = STATES,
     tokenizer: Tokenizer | None = None,
 ) -> Exact:
     """Enumerate rounds of an idle engine.
 
     Args:
         scorer: of the same target.
-        before: how many rounds lie behind each one that is enumerated.
-        seed: of those before.
+        behind: what each round that is enumerated lies behind.
+        seed: of the rounds before, the first that is tried.
 
     Raises:
         OptionError: too many drafts or none, drafts or a rule whose noise is not one number per
-            node, a busy engine, slots that differ, or every text ended in the rounds before.
+            node, a busy engine, slots that differ, or no round that lies behind any of these.
     """
     check_enumerable(engine, params)
     if not prompts:
         raise OptionError("an audit needs at least one prompt")
     ends = frozenset(scorer.eos_of(params))
-    prefix_laws: dict[tuple[int, ...], Tensor] = {}
     errors, drafts, impossible = [], 0, 0
+    absent: dict[Behind, None] = {}
     for prompt in prompts:
-        for rounds in before:
-            length = (rounds + 1) * (engine.k + 1) + 1
-            some = replace(params, seed=seed, max_new_tokens=length)
-            requests = [
-                engine.submit(prompt, some, eos=scorer.eos, tokenizer=tokenizer)
-                for _ in range(engine.free_slots)
-            ]
-            try:
-                engine.admit()
-                for _ in range(rounds):
-                    engine.step()
-                if any(r.finish_reason is not None for r in requests):
-                    continue  # the text ended before
-                text = requests[0].emitted
-                if any(r.emitted != text for r in requests):
-                    raise OptionError(
-                        "requests of one seed differ from slot to slot, so that rounds cannot be "
-                        "enumerated: audit by samples"
-                    )
+        for state in behind:
+            stand = partial(engine.submit, prompt, eos=scorer.eos, tokenizer=tokenizer)
+            with _standing(engine, stand, replace(params, seed=seed), state) as text:
+                if text is None:
+                    absent[state] = None
+                    continue
                 try:
                     with torch.inference_mode():
                         drafted = _drafted(engine)
@@ -135,32 +170,67 @@ def audit_rounds(
                     raise OptionError(
                         "drafts do not follow from the noise of their nodes: audit by samples"
                     ) from error
+                drafts += sum(map(len, drafted))
                 try:
                     law = round_law(engine.verifier, drafted)
                 except NotEnumerableError as error:
-                    return Exact(1, sum(map(len, drafted)), None, 0.0, entangled=str(error))
+                    return Exact(1, drafts, None, 0.0, entangled=str(error))
                 longest = max(max(d.tree.depths, default=0) for d in drafted) + 1
-                prefix_laws.clear()
-
-                def p(
-                    prefix: tuple[int, ...],
-                    prompt: Sequence[int] = prompt,
-                    text: Sequence[int] = tuple(text),
-                ) -> Tensor:
-                    if prefix not in prefix_laws:
-                        whole = [(*text, *prefix, 0)]
-                        prefix_laws[prefix] = next(iter(scorer.laws(prompt, whole, params)))[-1]
-                    return prefix_laws[prefix]
-
+                p = _Plain(scorer, prompt, text, params)
+                p.read(longest, ends)
                 errors.append(worst_error(law, p, longest, ends))
-                drafts += sum(map(len, drafted))
                 impossible += len(impossible_at_zero(engine.verifier, drafted))
-            finally:
-                for request in requests:
-                    engine.cancel(request)
     if not errors:
-        raise OptionError("every text ended before a round could be enumerated: choose others")
-    return Exact(len(errors), drafts, max(errors), _tolerance(engine), impossible)
+        raise OptionError(
+            f"no round behind a {' or a '.join(absent)} came about: choose other prompts or "
+            "parameters, or audit by samples"
+        )
+    tolerance = _tolerance(engine)
+    return Exact(len(errors), drafts, max(errors), tolerance, impossible, absent=tuple(absent))
+
+
+@contextmanager
+def _standing(
+    engine: Engine,
+    submit: Callable[[SamplingParams], Request],
+    params: SamplingParams,
+    state: Behind,
+) -> Iterator[tuple[int, ...] | None]:
+    """Every slot behind such a round of the same text, which is given; None if there is none."""
+    assert params.seed is not None
+    length = max((ROUNDS + 1) * (engine.k + 1) + 1, params.min_new_tokens)
+    for seed in range(params.seed, params.seed + (1 if state == "prompt" else TRIES)):
+        some = replace(params, seed=seed, max_new_tokens=length)
+        requests = [submit(some) for _ in range(engine.free_slots)]
+        try:
+            engine.admit()
+            if state == "prompt" or _reached(engine, requests, state):
+                yield tuple(requests[0].emitted)
+                return
+        finally:
+            for request in requests:
+                engine.cancel(request)
+    yield None
+
+
+def _reached(engine: Engine, requests: Sequence[Request], state: Behind) -> bool:
+    """Run until a round was such a one, if one is and the text goes on."""
+    first = requests[0]
+    for _ in range(ROUNDS):
+        before = first.stats.drafted_rounds, first.stats.full_accepts
+        engine.step()
+        if any(r.emitted != first.emitted for r in requests):
+            raise OptionError(
+                "requests of one seed differ from slot to slot, so that rounds cannot be "
+                "enumerated: audit by samples"
+            )
+        if any(r.finish_reason is not None for r in requests):
+            return False
+        drafted = first.stats.drafted_rounds > before[0]
+        full = first.stats.full_accepts > before[1]
+        if drafted and full == (state == "full acceptance"):
+            return True
+    return False
 
 
 def _tolerance(engine: Engine) -> float:
@@ -268,10 +338,11 @@ def _leaves(engine: Engine, noises: Sequence[_Scripted]) -> list[_Leaf]:
             return said
 
         further: list[_Leaf] = []
-        found = intervals(decide, len(open_), precision=_tolerance(engine) * 1e-4)
+        precision = _tolerance(engine) * 1e-4
+        found = intervals(decide, len(open_), precision=precision)
         for leaf, parts in zip(open_, found, strict=True):
             for low, high, said in parts:
-                noise = (*leaf.noise, (low + high) / 2)
+                noise = (*leaf.noise, inside(low, high, precision))
                 ended = len(said) < 2 * (node + 1) or node + 1 == engine.k
                 deeper = _Leaf(leaf.probability * (high - low), noise)
                 (leaves if ended else further).append(deeper)
@@ -297,9 +368,4 @@ def _draft(
 def _put_back(engine: Engine) -> None:
     """As if the round had not been."""
     assert engine.drafter is not None
-    engine.drafter.observe([Commit(_slot(r), ()) for r in engine.running])
-
-
-def _slot(request: Request) -> int:
-    assert request.slot is not None
-    return request.slot
+    engine.drafter.observe([Commit(r.place, ()) for r in engine.running])

@@ -9,9 +9,9 @@ from dataclasses import replace
 from ..engine import Engine
 from ..errors import OptionError
 from ..models.base import rounding_doubt
+from ..models.loading import Progress
 from ..types import SamplingParams
 from .report import Difference, Greedy
-from .sampled import Progress
 from .scoring import PlainScorer
 from .systems import GeneratorSystem, System
 

@@ -53,10 +53,7 @@ class TransformersSystem:
         if prompt_lookup is not None:
             check_whole_number("prompt_lookup", prompt_lookup, 1, "tokens per round")
         if early_exit is not None:
-            layers = model.config.get_text_config(decoder=True).num_hidden_layers
-            check_whole_number("early_exit", early_exit, 1, "layers that draft")
-            if early_exit >= layers:
-                raise OptionError(f"early_exit must be less than the model's {layers} layers")
+            check_early_exit(early_exit, model.config)
         self._model, self._eos = model, tuple(eos)
         # While it samples: not the checkpoint's own sampling, and a constant K.
         drafts = transformers.GenerationConfig()
@@ -94,6 +91,18 @@ class TransformersSystem:
                 out = self._model.generate(ids, attention_mask=mask, **options, **self._assistance)
                 texts.append(out[0, ids.shape[1] :].tolist())
         return texts
+
+
+def check_early_exit(layers: int, config: Any) -> None:
+    """So many layers of a model with a transformers config as its drafter.
+
+    Raises:
+        OptionError: it has no more.
+    """
+    check_whole_number("early_exit", layers, 1, "layers that draft")
+    all_ = config.get_text_config(decoder=True).num_hidden_layers
+    if layers >= all_:
+        raise OptionError(f"early_exit={layers} must be less than the target's {all_} layers")
 
 
 def generate_options(params: SamplingParams, eos: Sequence[int]) -> dict[str, Any]:

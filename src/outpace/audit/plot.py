@@ -10,20 +10,38 @@ from .report import Report, Sampled
 _COLOURS = {"tokens": "#0b7285", "ranks": "#5f3dc4", "draft": "#d9480f"}
 
 
+def check_path(path: Path) -> None:
+    """Whether a picture can be written there, as far as can be told before there is one.
+
+    Raises:
+        OptionError: matplotlib is missing or does not write such files, or there is no such folder.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise OptionError("a plot needs matplotlib: pip install 'outpace[audit]'") from error
+    formats = Figure().canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in formats:
+        raise OptionError(
+            f"cannot write {path.name}: a plot's suffix is one of {', '.join(formats)}"
+        )
+    if not path.absolute().parent.is_dir():
+        raise OptionError(f"cannot write the plot to {path}: there is no such folder")
+
+
 def plot(report: Report, path: Path) -> None:
     """Write a picture of the samples' tests; the suffix decides about the format.
 
     Raises:
-        OptionError: there were no samples, matplotlib is missing, or the file cannot be written.
+        OptionError: there were no samples, or the file cannot be written.
     """
     part = report.parts.get("sampled")
     if not isinstance(part, Sampled):
         raise OptionError("a plot needs the sampled mode: leave --mode out, or use --mode sampled")
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ImportError as error:
-        raise OptionError("a plot needs matplotlib: pip install 'outpace[audit]'") from error
+    check_path(path)
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     figure = Figure(figsize=(8, 5.2), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
     least = min([part.share, *(max(t.p_value, 1e-30) for t in part.tests)])
@@ -58,11 +76,11 @@ def plot(report: Report, path: Path) -> None:
     last = max((t.position for t in part.tests), default=1)
     below.set_xlim(0.4, max(last, 4) + 0.6)
     below.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    verdict = "no difference found" if part.sound else "NOT the target's law"
-    figure.suptitle(f"{report.system}: {verdict} in {part.samples} samples", fontsize=11)
+    verdict = "no difference was found" if part.sound else "this is NOT the target's law"
+    figure.suptitle(f"{report.system}\n{verdict} ({part.samples} samples)", fontsize=11)
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
     try:
         figure.savefig(path, dpi=130)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise OptionError(f"cannot write the plot to {path} ({error}): check the path") from error

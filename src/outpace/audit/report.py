@@ -136,6 +136,8 @@ class Exact:
         tolerance: what the precision of the laws allows.
         impossible: texts of probability 0 that noise of exactly 0 emits.
         entangled: how noise of one purpose was seen to serve another.
+        absent: what no round lay behind ("rejection", "full acceptance"), though it was tried.
+        narrowed: the top_k that was put in place of the one asked for.
     """
 
     rounds: int
@@ -144,6 +146,8 @@ class Exact:
     tolerance: float
     impossible: int = 0
     entangled: str = ""
+    absent: tuple[str, ...] = ()
+    narrowed: int | None = None
 
     @property
     def sound(self) -> bool:
@@ -154,10 +158,13 @@ class Exact:
             return f"not the target's law: noise is shared, {self.entangled}"
         if self.impossible:
             return f"not the target's: {self.impossible} texts of probability 0 at noise 0"
-        said = f"{self.rounds} rounds ({self.drafts} drafts) deviate by {self.error:.1e} at most"
-        if self.sound:
-            return f"{said}, within the precision of {self.tolerance:.0e}"
-        return f"not the target's law: {said}, beyond the precision of {self.tolerance:.0e}"
+        under = "" if self.narrowed is None else f" under top_k = {self.narrowed}"
+        counted = f"{self.rounds} rounds ({self.drafts} drafts){under}"
+        said = f"{counted} deviate by {self.error:.1e} at most"
+        if not self.sound:
+            return f"not the target's law: {said}, beyond the precision of {self.tolerance:.0e}"
+        lacking = "".join(f"; none was behind a {state}" for state in self.absent)
+        return f"{said}, within the precision of {self.tolerance:.0e}{lacking}"
 
 
 Part = Sampled | Greedy | Exact
@@ -196,6 +203,7 @@ class Report:
         }
 
 
-def worst_first(tests: Sequence[Test]) -> list[Test]:
-    """By position, then by p-value."""
-    return sorted(tests, key=lambda t: (t.position, t.p_value))
+def worst_by_position(tests: Sequence[Test]) -> list[Test]:
+    """The test with the smallest p-value of each position."""
+    ordered = sorted(tests, key=lambda t: (t.position, t.p_value))
+    return list({t.position: t for t in reversed(ordered)}.values())[::-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -9,18 +10,25 @@ from typing import Any
 from ..errors import OptionError
 from ..generator import Generator
 from ..models.base import LanguageModel
+from ..models.loading import Progress
 from ..types import SamplingParams
 from .exact import audit_rounds
 from .greedy import audit_greedy
 from .report import Report
-from .sampled import Progress, audit_samples
+from .sampled import audit_samples
 from .scoring import PlainScorer
 from .systems import GeneratorSystem, System
 
 MODES = ("greedy", "sampled", "exact")
 
-NARROW = 3
-"""top_k of the exact mode where nothing smaller is asked for."""
+MANY_DRAFTS = 256
+"""Of a round; more are not enumerated as they are, but those of a smaller top_k."""
+
+NARROWED_DRAFTS = 81
+"""How many these are, about."""
+
+MOST_CHOICES = 8
+"""The largest such top_k: a short draft has few anyway."""
 
 
 def audit(
@@ -47,8 +55,8 @@ def audit(
         scorer: of the target; by default the generator's own.
         draft: of the draft model, if there is one; by default the generator's.
         modes: of "greedy", "sampled" and "exact"; by default all that fit the
-            temperature and the system. Exact needs a generator and a narrow choice,
-            and takes `top_k` 3 where it is larger on a wide vocabulary, and the first prompt.
+            temperature and the system. Exact takes a generator and its first prompt, under a
+            smaller `top_k` where there would be too many drafts (3 at K = 4).
         samples, false_alarm, seed: see `audit_samples`.
         greedy_tokens: length of greedy texts.
         progress: called with (what, done, total).
@@ -121,13 +129,14 @@ def _exact(
 ) -> Any:
     if generator is None:
         raise OptionError("only generators of outpace can be enumerated, others by samples")
-    if generator.engine.target.vocab_size > NARROW and (params.top_k or NARROW + 1) > NARROW:
-        wide = generator.engine.target.vocab_size**generator.engine.k > 256
-        params = replace(params, top_k=NARROW) if wide else params
-    tokenizer = generator.tokenizer
-    return audit_rounds(
-        generator.engine, scorer, prompts[:1], params, seed=seed, tokenizer=tokenizer
-    )
+    engine, tokenizer = generator.engine, generator.tokenizer
+    choices = min(params.top_k or engine.target.vocab_size, engine.target.vocab_size)
+    few = math.floor(NARROWED_DRAFTS ** (1 / max(1, engine.k)) + 1e-9)
+    few = min(max(few, 2), MOST_CHOICES)
+    narrowed = few if choices**engine.k > MANY_DRAFTS and few < choices else None
+    params = params if narrowed is None else replace(params, top_k=narrowed)
+    found = audit_rounds(engine, scorer, prompts[:1], params, seed=seed, tokenizer=tokenizer)
+    return replace(found, narrowed=narrowed)
 
 
 def scorers(generator: Generator) -> tuple[PlainScorer, PlainScorer | None]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..errors import EndpointError, OptionError
+from ..models.loading import Progress
 from ..types import SamplingParams, check_whole_number
 from .report import Sampled
 from .scoring import PlainScorer
@@ -17,8 +18,6 @@ from .systems import System
 LOOKS = 4
 BATCH = 256
 REPEATED = 8
-
-Progress = Callable[[str, int, int], None]
 
 
 def audit_samples(
@@ -47,7 +46,7 @@ def audit_samples(
     Raises:
         OptionError: nothing to sample, or at temperature 0.
     """
-    check_whole_number("samples", samples, 1, "continuations to sample")
+    check_samples(samples)
     check_false_alarm(false_alarm)
     if params.greedy:
         raise OptionError("sampling needs a temperature above 0: audit greedy decoding instead")
@@ -85,13 +84,20 @@ def audit_samples(
         if not found.sound:
             break
     if not found.tests and found.sound:
-        raise OptionError(
-            f"{samples} samples are too few for any test: ask for at least "
-            f"{BINS * int(LEAST_EXPECTED)}"
-        )
+        raise OptionError("too few of the samples have a token: no position could be tested")
     if system.takes_seeds:
         found = replace(found, repeated=_repeat(system, prompts[0], params, seed))
     return found
+
+
+def check_samples(samples: int) -> None:
+    """A number of samples as given.
+
+    Raises:
+        OptionError: no test would have enough.
+    """
+    least = BINS * int(LEAST_EXPECTED)
+    check_whole_number("samples", samples, least, "continuations, as many as a test needs")
 
 
 def _parts(count: int, prompts: int, done: int) -> list[int]:

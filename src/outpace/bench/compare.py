@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..drafters import ModelDrafter
 from ..engine.stats import Stats
 from ..errors import OptionError
 from ..generator import Generator, encode
+from ..models.loading import Progress
 from ..types import SamplingParams
 
 MODES = ("draft only", "target only", "speculative")
@@ -119,7 +120,7 @@ def compare(
     prompts: Sequence[str],
     params: SamplingParams,
     repeats: int = 3,
-    progress: Callable[[], None] = lambda: None,
+    progress: Progress = lambda what, done, total: None,
 ) -> Comparison:
     """Run every mode on every prompt, one after the other, `repeats` times.
 
@@ -146,6 +147,7 @@ def compare(
     seconds: dict[str, list[list[float]]] = {m: [[] for _ in prompts] for m in MODES}
     tokens: dict[str, list[tuple[int, ...]]] = {m: [()] * len(prompts) for m in MODES}
     stats = {m: [Stats() for _ in prompts] for m in MODES}
+    done = 0
     for repeat in range(-1, repeats):
         for i, prompt in enumerate(prompts if repeat >= 0 else prompts[:1]):
             for mode in MODES:
@@ -156,7 +158,8 @@ def compare(
                     seconds[mode][i].append(spent)
                     tokens[mode][i] = result.token_ids
                     stats[mode][i] = stats[mode][i].merge(result.stats)
-                    progress()
+                    done += 1
+                    progress("measuring", done, len(prompts) * repeats * len(MODES))
     speed = {
         m: [len(tokens[m][i]) / statistics.median(seconds[m][i]) for i in range(len(prompts))]
         for m in MODES

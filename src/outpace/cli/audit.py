@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +16,8 @@ from . import common
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..assembly import Assembly
     from ..audit import Report, System
-    from ..audit.report import Sampled
+    from ..audit.report import Part, Sampled
     from ..generator import Generator
 
 
@@ -28,7 +27,10 @@ def audit(
     model: common.Model = "demo",
     drafter: common.DrafterName = None,
     k: common.DraftLength = 4,
-    verifier: common.VerifierName = "token",
+    verifier: Annotated[
+        str | None,
+        typer.Option("--verifier", help="Rule of outpace under audit; by default token."),
+    ] = None,
     engine: Annotated[
         str,
         typer.Option(
@@ -80,49 +82,50 @@ def audit(
     import importlib.util
 
     from rich.console import Console
-    from rich.progress import Progress
 
     from ..audit import audit as run
     from ..audit import scorers
-    from ..audit.hf import generate_options
+    from ..audit.endpoint import check_sendable
+    from ..audit.hf import check_early_exit, generate_options
+    from ..audit.plot import check_path
     from ..audit.plot import plot as draw
     from ..audit.run import check_modes
+    from ..audit.sampled import check_samples
     from ..audit.statistics import check_false_alarm
-    from ..bench.prompts import held_out_prompts
+    from ..models.loading import inspect_checkpoint
     from ..types import SamplingParams
     from ..verifiers import make_verifier
 
     params = SamplingParams(max_new_tokens=tokens, **sampling)
-    if prompts < 1 or samples < 1:
-        raise OptionError("--prompts and --samples must be at least 1")
     check_modes(mode)
     if mode and params.greedy and set(mode) != {"greedy"}:
         raise OptionError("at temperature 0 there is only --mode greedy: raise --temperature")
+    check_samples(samples)
     check_false_alarm(false_alarm)
     ours = engine == "outpace"
-    _check_engine(engine, drafter, prompt_lookup, early_exit, served_model)
+    _check_engine(engine, drafter, verifier, prompt_lookup, early_exit, served_model)
     if engine == "transformers":
         if quantize is not None:
             raise OptionError(
                 "transformers does not run our quantised target: leave --quantize out"
             )
         generate_options(params, ())
+        if early_exit is not None:
+            check_early_exit(early_exit, inspect_checkpoint(model).config)
+    elif not ours:
+        check_sendable(params)
+    verifier = verifier or "token"
     if mode and "exact" in mode and (not ours or make_verifier(verifier).coupled):
         whom = f"the verifier {verifier!r}" if ours else engine
         raise OptionError(f"--mode exact cannot enumerate {whom}: use --mode sampled")
-    if plot is not None and (params.greedy or (mode and "sampled" not in mode)):
-        raise OptionError("--plot shows samples: add --mode sampled, at a temperature above 0")
     for package in ("scipy", "matplotlib") if plot else ("scipy",):
         if importlib.util.find_spec(package) is None:
             raise OptionError(f"an audit needs {package}: pip install 'outpace[audit]'")
-    if plot is not None and not plot.absolute().parent.is_dir():
-        raise OptionError(f"cannot write the plot to {plot}: there is no such folder")
-    texts = common.read_prompts(prompt_file, prompts) if prompt_file else held_out_prompts(prompts)
-
-    def check(assembly: Assembly) -> None:
-        for text in texts:
-            assembly.check(params, text)
-
+    if plot is not None:
+        if params.greedy or (mode and "sampled" not in mode):
+            raise OptionError("--plot shows samples: add --mode sampled, at a temperature above 0")
+        check_path(plot)
+    texts = common.prompts_of(prompt_file, prompts)
     name = common.drafter_for(model, drafter)
     if not ours and (prompt_lookup is not None or early_exit is not None):
         name = None
@@ -134,7 +137,7 @@ def audit(
         k,
         dtype,
         device,
-        check=check,
+        check=lambda assembly: assembly.check(params, texts),
         compile=compile,
         quantize=quantize,
         verifier=verifier,
@@ -147,16 +150,8 @@ def audit(
         system = _transformers(generator, model, name, k, prompt_lookup, early_exit)
     elif served_model is not None:
         system = _endpoint(generator, engine, served_model, together)
-    errors = Console(stderr=True, no_color=no_color)
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        tasks: dict[str, Any] = {}
-
-        def advance(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done)
-
-        scorer, draft = scorers(generator)
+    scorer, draft = scorers(generator)
+    with common.progress_bars(no_color) as advance:
         report = run(
             system,
             ids,
@@ -181,6 +176,7 @@ def audit(
 def _check_engine(
     engine: str,
     drafter: str | None,
+    verifier: str | None,
     prompt_lookup: int | None,
     early_exit: int | None,
     served_model: str | None,
@@ -197,6 +193,8 @@ def _check_engine(
         raise OptionError(f"{said[0]} goes with --engine transformers")
     if len(said) > 1 or (said and drafter not in (None, "none")):
         raise OptionError("--drafter, --prompt-lookup and --early-exit exclude each other")
+    if verifier is not None and engine != "outpace":
+        raise OptionError(f"--verifier is a rule of outpace, {engine} has its own: leave it out")
     if served_model is not None and not url:
         raise OptionError("--served-model goes with an endpoint: give its URL as --engine")
     if served_model is None and url:
@@ -237,47 +235,53 @@ def _endpoint(generator: Generator, url: str, served: str, together: int) -> Sys
 
 
 def _print(report: Report, console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
     from ..audit.report import Sampled
 
-    console.print(report.system)
+    console.print(report.system, markup=False)
     sampled = report.parts.get("sampled")
     if isinstance(sampled, Sampled):
         _print_tests(sampled, console)
+    lines = Table.grid(padding=(0, 2, 0, 0))
     for mode, part in report.parts.items():
-        mark = "[green]ok[/green]  " if part.sound else "[red]FAIL[/red]"
-        console.print(f"{mark} {mode}: ", end="")
-        console.print(part.summary(), markup=False)
-        if isinstance(part, Sampled):
-            for defect in part.defects[1:]:
-                console.print(f"     {mode}: {defect}", markup=False)
-            if part.borderline:
-                console.print(
-                    f"     {part.borderline} tokens lie just beyond a filter's boundary, where "
-                    "rounding may put them"
-                )
-            if part.repeated is not None:
-                same, whole = part.repeated
-                console.print(f"     seeds: {same} of {whole} texts are the same alone as together")
+        mark = Text("ok", "green") if part.sound else Text("FAIL", "red")
+        lines.add_row(mark, mode, Text(part.summary()))
+        for remark in _remarks(part):
+            lines.add_row("", "", Text(remark))
     for mode, why in report.left_out.items():
-        console.print(f"-    {mode}: left out, {why}", markup=False)
+        lines.add_row("-", mode, Text(f"left out: {why}"))
+    console.print(lines)
     verdict = (
         "no difference from the target was found" if report.sound else "NOT the target's output"
     )
     console.print(f"[bold]{verdict}[/bold]")
 
 
+def _remarks(part: Part) -> Iterator[str]:
+    """What is to be said beyond the summary."""
+    from ..audit.report import Sampled
+
+    if not isinstance(part, Sampled):
+        return
+    yield from part.defects[1:]
+    if part.borderline:
+        yield f"{part.borderline} tokens are just beyond a filter's boundary, as by rounding"
+    if part.repeated is not None:
+        same, whole = part.repeated
+        yield f"of {whole} seeds {same} gave the same text alone as together"
+
+
 def _print_tests(part: Sampled, console: Console) -> None:
     from rich.table import Table
 
-    from ..audit.report import worst_first
+    from ..audit.report import worst_by_position
 
-    table = Table(
-        caption=f"each test decides at p < {part.share:.1e}: {part.false_alarm:g} for all of them; "
-        "off: total variation beyond chance, seen: found 9 times in 10"
-    )
-    for head in ("position", "test", "samples", "G", "degrees", "p", "off", "seen"):
-        table.add_column(head, justify="left" if head == "test" else "right", no_wrap=True)
-    for t in worst_first(part.tests):
+    table = Table()
+    for head in ("position", "worst test", "samples", "G", "degrees", "p", "off by", "detects"):
+        table.add_column(head, justify="left" if head == "worst test" else "right", no_wrap=True)
+    for t in worst_by_position(part.tests):
         table.add_row(
             str(t.position),
             t.kind,
@@ -290,3 +294,9 @@ def _print_tests(part: Sampled, console: Console) -> None:
             style="red" if t.p_value < part.share else None,
         )
     console.print(table)
+    console.print(
+        f"a test decides at p < {part.share:.1e}, so that all of them accuse a sound engine "
+        f"{part.false_alarm:g} of the time at most; off by: total variation beyond what chance "
+        "makes, detects: the least that this test finds 9 times in 10",
+        style="dim",
+    )

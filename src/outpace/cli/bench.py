@@ -12,7 +12,6 @@ from ..errors import OptionError
 from . import common
 
 if TYPE_CHECKING:
-    from ..assembly import Assembly
     from ..bench.compare import Comparison
 
 
@@ -37,40 +36,31 @@ def bench(
 ) -> None:
     """Measure the drafter and what speculation gains, on held-out Python functions by default."""
     from rich.console import Console
-    from rich.progress import Progress
 
-    from ..bench.compare import MODES, compare
-    from ..bench.prompts import held_out_prompts
+    from ..bench.compare import compare
     from ..types import SamplingParams
 
     params = SamplingParams(seed=seed, max_new_tokens=max_new_tokens, eos_token_ids=(), **sampling)
-    if prompts < 1 or repeats < 1:
-        raise OptionError("--prompts and --repeats must be at least 1")
+    if repeats < 1:
+        raise OptionError("--repeats must be at least 1")
     name = common.drafter_for(model, drafter)
     if name is None or k == 0:
         raise OptionError("bench compares with a draft model: give --drafter and -k 1 or more")
-    texts = common.read_prompts(prompt_file, prompts) if prompt_file else held_out_prompts(prompts)
-
-    def check(assembly: Assembly) -> None:
-        for text in texts:
-            assembly.check(params, text)
-
+    texts = common.prompts_of(prompt_file, prompts)
     generator = common.load_with_bar(
         model,
         name,
         k,
         dtype,
         device,
-        check=check,
+        check=lambda assembly: assembly.check(params, texts),
         compile=compile,
         verifier=verifier,
         quantize=quantize,
         max_batch=1,
     )
-    errors = Console(stderr=True, no_color=no_color)
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("measuring", total=len(texts) * repeats * len(MODES))
-        found = compare(generator, texts, params, repeats, lambda: bar.advance(task))
+    with common.progress_bars(no_color) as advance:
+        found = compare(generator, texts, params, repeats, advance)
     if as_json:
         target = generator.engine.target
         setting = {"model": model, "drafter": name, "k": k, "verifier": verifier}

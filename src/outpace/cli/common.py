@@ -7,7 +7,8 @@ import inspect
 import json
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -202,22 +203,37 @@ def load_with_bar(
 
     `check` sees the assembly before any weight is read.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from transformers.utils import logging as transformers_logging
 
     from ..assembly import Assembly
 
     transformers_logging.set_verbosity_error()
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()
     wanted: Any = "auto" if compile is None else compile
     assembly = Assembly(model, drafter, k, dtype=dtype, device=device, compile=wanted, **options)
     check(assembly)
     for remark in assembly.remarks:
         print(f"outpace: note: {remark}", file=sys.stderr)
-    columns = (TextColumn("loading {task.description}"), BarColumn(), TimeElapsedColumn())
+    with (
+        progress_bars(before="loading ") as advance,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always", RuntimeWarning)
+        generator = assembly.load(advance)
+    for message in dict.fromkeys(str(w.message) for w in caught):
+        print(f"outpace: note: {message}", file=sys.stderr)
+    return generator
+
+
+@contextmanager
+def progress_bars(no_color: bool = False, before: str = "") -> Iterator[Callable[..., None]]:
+    """`(what, done, total)` shown on stderr, a bar for each `what`; nothing without a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, no_color=no_color)
+    columns = (TextColumn(before + "{task.description}"), BarColumn(), TimeElapsedColumn())
     quiet = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
         tasks: dict[str, Any] = {}
@@ -227,12 +243,7 @@ def load_with_bar(
                 tasks[what] = bar.add_task(what, total=total)
             bar.update(tasks[what], completed=done)
 
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", RuntimeWarning)
-            generator = assembly.load(advance)
-    for message in dict.fromkeys(str(w.message) for w in caught):
-        print(f"outpace: note: {message}", file=sys.stderr)
-    return generator
+        yield advance
 
 
 def read_text(path: str, what: str = "the prompt") -> str:
@@ -289,12 +300,18 @@ def print_stats(stats: Stats, console: Console) -> None:
     console.print(table)
 
 
-def read_prompts(path: str, count: int) -> list[str]:
-    """Up to so many prompts of a file of JSON lines.
+def prompts_of(path: str | None, count: int) -> list[str]:
+    """Up to so many prompts of a file of JSON lines; without one held-out functions.
 
     Raises:
-        OptionError: it cannot be read, has none, or a line is no prompt.
+        OptionError: the file cannot be read, has none, or a line is no prompt.
     """
+    from ..bench.prompts import held_out_prompts
+
+    if count < 1:
+        raise OptionError("--prompts must be at least 1")
+    if path is None:
+        return held_out_prompts(count)
     lines = [line for line in read_text(path).split("\n") if line.strip()]
     texts = []
     for number, line in enumerate(lines[:count], 1):

@@ -208,7 +208,7 @@ class Engine:
             torch.cat([last, upload(draft.tokens, device)], 1),
             block_positions(starts, draft.trees, rows, self.max_len - 1),
             self._cache,
-            [_slot(r) for r in running],
+            [r.place for r in running],
             mask=block_mask(draft.trees, rows),
             taps=self._taps,
         )
@@ -317,9 +317,9 @@ class Engine:
                 stats.count(proposed, length, min(count, len(path)), count, steps)
             if request.finish_reason is None:
                 kept = emission.rows
-                self._cache.commit(_slot(request), kept)
+                self._cache.commit(request.place, kept)
                 features = tuple(t[b, kept] for t in scores.taps)
-                commits.append(Commit(_slot(request), path[: max(0, len(kept) - 1)], features))
+                commits.append(Commit(request.place, path[: max(0, len(kept) - 1)], features))
         if self.drafter is not None and commits:
             self.drafter.observe(commits)
 
@@ -347,7 +347,7 @@ class Engine:
         """Give back the slots of all that have finished."""
         while finished := [r for r in self.running if r.finish_reason is not None]:
             request = finished[0]
-            slot = _slot(request)
+            slot = request.place
             self.running.remove(request)
             self._warps.clear()
             self._cache.truncate(slot, 0)
@@ -402,9 +402,4 @@ def _last_provenance(tree: Tree, path: list[int]) -> Provenance:
 
 
 def _context(request: Request) -> Context:
-    return Context(_slot(request), request.tokens)
-
-
-def _slot(request: Request) -> int:
-    assert request.slot is not None
-    return request.slot
+    return Context(request.place, request.tokens)

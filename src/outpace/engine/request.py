@@ -61,6 +61,12 @@ class Request:
         return self.tokens[len(self.prompt) :]
 
     @property
+    def place(self) -> int:
+        """The slot of a request that runs."""
+        assert self.slot is not None
+        return self.slot
+
+    @property
     def text(self) -> str:
         return "".join(e.text for e in self.events)
 

@@ -9,6 +9,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ..errors import CheckpointError, OptionError, VocabularyMismatchError, first_line
 from ..sampling import Transform
 from ..sampling.transforms import BadText, BadTokens, completing_ids
@@ -23,7 +25,7 @@ class Tokenizer:
 
     def __init__(self, hf: Any) -> None:
         self.hf = hf
-        self._known_words: dict[bytes, list[list[int]]] = {}
+        self._completing = lru_cache(maxsize=512)(self._ids_completing)
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -132,11 +134,9 @@ class Tokenizer:
         spelled = [self._ids(t, add_special_tokens=False) for w in words for t in (w, " " + w)]
         return [BadTokens([ids for ids in spelled if ids])]
 
-    def _completing(self, word: bytes) -> list[list[int]]:
-        if word not in self._known_words:
-            assert self.byte_pieces is not None
-            self._known_words[word] = completing_ids(self.byte_pieces, word)
-        return self._known_words[word]
+    def _ids_completing(self, word: bytes) -> list[Tensor]:
+        assert self.byte_pieces is not None
+        return completing_ids(self.byte_pieces, word)
 
     @cached_property
     def byte_pieces(self) -> list[bytes] | None:

@@ -177,18 +177,22 @@ class NoRepeatNgram:
 
     def __call__(self, logits: Tensor, prefixes: Prefixes) -> Tensor:
         self._catch_up(prefixes.tokens)
+        rows: dict[tuple[int, ...], list[int]] = {}
         for row, path in enumerate(prefixes.paths):
             tail = prefixes.tail(row, self._n - 1)
             if tail is None:
                 continue
-            banned = set(self._next.get(tail, ()))
+            rows.setdefault(tail, []).append(row)
             if path:  # n-grams that end on it
                 length = min(self._n - 1 + len(path), len(prefixes.tokens) + len(path))
                 end = prefixes.tail(row, length)
                 assert end is not None
-                banned |= {last for key, last in _ngrams(end, self._n) if key == tail}
-            if banned:
-                logits[row, sorted(banned)] = -torch.inf
+                banned = [last for key, last in _ngrams(end, self._n) if key == tail]
+                logits[row, banned] = -torch.inf
+        for tail, same in rows.items():
+            if following := self._next.get(tail):
+                ids = torch.tensor(list(following), device=logits.device)
+                logits[torch.tensor(same, device=logits.device).unsqueeze(1), ids] = -torch.inf
         return logits
 
     def _catch_up(self, tokens: Sequence[int]) -> None:
@@ -227,15 +231,14 @@ class BadText:
     Args:
         pieces: each id's bytes; a text is their concatenation.
         words: UTF-8.
-        completing: for each word, the ids that complete it behind its first i bytes, for every
-            i; behind none of them those that contain it (`completing_ids`).
+        completing: `completing_ids` of each word.
     """
 
     def __init__(
         self,
         pieces: Sequence[bytes],
         words: Sequence[bytes],
-        completing: Sequence[Sequence[Sequence[int]]],
+        completing: Sequence[Sequence[Tensor]],
     ) -> None:
         self._pieces = pieces
         self._words = list(zip(words, completing, strict=True))
@@ -246,7 +249,7 @@ class BadText:
             end = self._end(prefixes.tokens, path)
             for word, ids in self._words:
                 for known, completing in enumerate(ids):
-                    if completing and end.endswith(word[:known]):
+                    if len(completing) and end.endswith(word[:known]):
                         logits[row, completing] = -torch.inf
         return logits
 
@@ -260,12 +263,17 @@ class BadText:
         return end
 
 
-def completing_ids(pieces: Sequence[bytes], word: bytes) -> list[list[int]]:
-    """Ids that complete a word behind its first 0, 1, 2, ... bytes."""
-    return [
-        [i for i, p in enumerate(pieces) if (p.startswith(word[n:]) if n else word in p)]
-        for n in range(len(word))
-    ]
+def completing_ids(pieces: Sequence[bytes], word: bytes) -> list[Tensor]:
+    """Ids `[...]` that complete a word behind its first 0, 1, 2, ... bytes.
+
+    Behind none of them those that contain it.
+    """
+    found = []
+    for n in range(len(word)):
+        rest = word[n:]
+        completes = [p.startswith(rest) if n else rest in p for p in pieces]
+        found.append(torch.tensor(completes).nonzero().flatten())
+    return found
 
 
 class MinNewTokens:
@@ -291,13 +299,17 @@ class UserTransform:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
+        self._read = torch.empty(0, dtype=torch.int64)  # of the request's tokens
 
     def __call__(self, logits: Tensor, prefixes: Prefixes) -> Tensor:
+        new = prefixes.tokens[len(self._read) :]
+        self._read = torch.cat([self._read, torch.tensor(new, dtype=torch.int64)])
         out = logits.clone()
         for length in sorted({len(path) for path in prefixes.paths}):
             rows = [i for i, path in enumerate(prefixes.paths) if len(path) == length]
-            ids = [[*prefixes.tokens, *prefixes.paths[i]] for i in rows]
-            out[rows] = self._call(torch.tensor(ids, device=logits.device), logits[rows])
+            paths = torch.tensor([prefixes.paths[i] for i in rows], dtype=torch.int64)
+            ids = torch.cat([self._read.expand(len(rows), -1), paths], 1)
+            out[rows] = self._call(ids.to(logits.device), logits[rows])
         return out
 
     def _call(self, ids: Tensor, scores: Tensor) -> Tensor:
