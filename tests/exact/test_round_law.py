@@ -156,7 +156,8 @@ def test_match_accepts_as_often_as_two_draws_agree(data):
 @pytest.mark.parametrize("certainly", [False, True])
 def test_tokens_of_hardly_any_probability_are_enumerated_as_others(rule, certainly):
     """Down to cells that are one number wide."""
-    p, q = row(1e-17, 1, 2, 1e-9, 3e-16), row(1e-8, 2, 1, 1e-15, 1e-16)
+    p = row(1e-17, 1, 2, 1e-9, 1e-12, 1e-15, 5e-16)
+    q = row(1e-8, 2, 1, 1e-15, 1e-16, 1e-12, 1)
     drafted = certain(lambda _: p, [3, 4]) if certainly else chains(lambda _: q, lambda _: p, 2)
     assert error(rule(), lambda _: p, drafted) < EXACT
 
