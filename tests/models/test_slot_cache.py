@@ -162,6 +162,7 @@ class AgainstLists(RuleBasedStateMachine):
         self.cache = self.kind(SLOTS, self.MAX_LEN, make)
         self.kept: list[list[int]] = [[] for _ in range(SLOTS)]
         self.last: list[list[int]] = [[] for _ in range(SLOTS)]  # rows of the last pass
+        self.prompts: dict[int, list[int]] = {}
         self.next = 0
 
     def teardown(self):
@@ -175,6 +176,21 @@ class AgainstLists(RuleBasedStateMachine):
         self.last = [[] for _ in range(SLOTS)]
         for slot, row in zip(slots, tokens.tolist(), strict=False):
             self.last[slot] = row
+
+    @precondition(lambda self: not all(self.kept))
+    @rule(data=st.data(), prompt=st.sampled_from([[-2], [-2, -3, -4, -5, -6], [-3] * 9]))
+    def prefill(self, data, prompt):
+        """From another slot that has read the same, or by a pass."""
+        slot = data.draw(st.sampled_from([s for s in range(SLOTS) if not self.kept[s]]))
+        known = prompt in self.prompts.values()
+        assert self.cache.share(slot, prompt) == known
+        if not known:
+            write(self.cache, [slot], torch.tensor([prompt]))
+            self.cache.commit(slot, range(len(prompt)))
+            self.cache.remember(slot, prompt)
+        self.kept[slot] = list(prompt)
+        self.prompts[slot] = prompt
+        self.last = [[] for _ in range(SLOTS)]
 
     @precondition(lambda self: any(self.last))
     @rule(data=st.data())
@@ -196,6 +212,8 @@ class AgainstLists(RuleBasedStateMachine):
         length = data.draw(st.integers(0, len(self.kept[slot]) + 1))
         self.cache.truncate(slot, length)
         del self.kept[slot][length:]
+        if length < len(self.prompts.get(slot, ())):
+            del self.prompts[slot]
         self.last[slot] = []
 
     @invariant()
@@ -235,7 +253,31 @@ class ForgetsTooMuch(SlotCache):
         super().truncate(slot, max(0, length - 1))
 
 
-@pytest.mark.parametrize("broken", [CommitsThePrefix, LosesOnGrowth, MixesSlots, ForgetsTooMuch])
+class RemembersWhatIsGone(SlotCache):
+    def truncate(self, slot, length):
+        prompt = self._prompts.get(slot)
+        super().truncate(slot, length)
+        if prompt is not None:
+            self.remember(slot, prompt)
+
+
+class SharesAnything(SlotCache):
+    def share(self, slot, prompt):
+        wanted = next((read for read in self._prompts.values() if read[:1] == prompt[:1]), prompt)
+        return super().share(slot, wanted)
+
+
+BROKEN = [
+    CommitsThePrefix,
+    LosesOnGrowth,
+    MixesSlots,
+    ForgetsTooMuch,
+    RemembersWhatIsGone,
+    SharesAnything,
+]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
 def test_a_broken_cache_differs_from_the_lists(broken):
     machine = type("Machine", (AgainstLists,), {"kind": broken})
     quick = settings(max_examples=60, stateful_step_count=30, phases=[Phase.generate])

@@ -166,7 +166,13 @@ def prefill(
     tokens: Sequence[int],
     taps: Sequence[int] = (),
 ) -> tuple[Tensor, ...]:
-    """Append tokens to a slot in chunks and commit them; tapped states `[1, T, H]`, if any."""
+    """Append tokens to a slot in chunks and commit them; tapped states `[1, T, H]`, if any.
+
+    Of many requests with the same prompt the first reads it, and the others copy its slot.
+    """
+    first = not cache.lengths[slot]
+    if not taps and len(tokens) and cache.share(slot, tokens):
+        return ()
     parts: list[tuple[Tensor, ...]] = []
     start = 0
     while start < len(tokens):
@@ -184,4 +190,6 @@ def prefill(
         )
         cache.commit(slot, range(len(chunk)))
         parts.append(out.taps)
+    if first:
+        cache.remember(slot, tokens)
     return tuple(torch.cat(states, dim=1) for states in zip(*parts, strict=True))

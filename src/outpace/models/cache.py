@@ -43,6 +43,7 @@ class SlotCache:
     def __init__(self, slots: int, max_len: int, make: Callable[[int, int], list[Tensor]]) -> None:
         self.max_len = max_len
         self.lengths = [0] * slots
+        self._prompts: dict[int, list[int]] = {}  # what a slot's first positions were read from
         self._make = make
         self.capacity = min(_FIRST_CAPACITY, round_up(max_len, BUCKET))
         self.storage = make(1, self.capacity)
@@ -96,9 +97,28 @@ class SlotCache:
     def truncate(self, slot: int, length: int) -> None:
         """Forget everything from `length` on (0 empties the slot)."""
         self.lengths[slot] = min(length, self.lengths[slot])
+        if length < len(self._prompts.get(slot, ())):
+            del self._prompts[slot]
+
+    def remember(self, slot: int, prompt: Sequence[int]) -> None:
+        """Note that a slot holds this prompt and nothing else, for `share` to find."""
+        self._prompts[slot] = list(prompt)
+
+    def share(self, slot: int, prompt: Sequence[int]) -> bool:
+        """Fill an empty slot from another that has read the very same prompt, if there is one."""
+        wanted = list(prompt)
+        source = next((s for s, read in self._prompts.items() if read == wanted), None)
+        if source is None or self.lengths[slot]:
+            return False
+        self.reserve([slot], len(wanted))
+        for tensor in self.storage:
+            self._copy(tensor[source], tensor[slot], len(wanted))
+        self.lengths[slot] = len(wanted)
+        self.remember(slot, wanted)
+        return True
 
     def _copy(self, old: Tensor, new: Tensor, length: int) -> None:
-        """The first positions of a slot into a larger one."""
+        """The first positions of a slot into another."""
         new[:length].copy_(old[:length])
 
     def _move(self, held: Tensor, source: Tensor, base: int) -> None:
