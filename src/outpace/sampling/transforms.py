@@ -9,6 +9,8 @@ call may leave a trace, because most drafted paths are never taken.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -89,12 +91,12 @@ class Pipeline:
             alone = [self(given[i : i + 1], [path]) for i, path in enumerate(paths)]
             failed = {i: why[0] for i, (_, why) in enumerate(alone) if why}
             return torch.cat([rows for rows, _ in alone]), failed
-        stuck = torch.isneginf(logits).all(-1)
-        at: list[int] = stuck.nonzero().flatten().tolist()
+        best = logits.amax(-1)
+        at = [row for row, value in enumerate(best.tolist()) if value == -math.inf]
         if not at:
             return logits, {}
         why = {r: None if self._complete(paths[r]) else _dead_end() for r in at}
-        return logits.masked_fill(stuck.unsqueeze(-1), 0), why
+        return logits.masked_fill(torch.isneginf(best).unsqueeze(-1), 0), why
 
 
 def _dead_end() -> OutpaceError:
@@ -133,38 +135,51 @@ class Penalties:
         frequency: float = 0.0,
     ) -> None:
         self._repetition, self._presence, self._frequency = repetition, presence, frequency
-        self._everywhere = torch.zeros(vocab_size, device=device)  # how often, prompt included
-        self._emitted = torch.zeros(vocab_size, device=device)
+        self._known: set[int] = set()
+        self._seen = torch.empty(0, dtype=torch.int64, device=device)  # the same as ids
+        self._emitted = torch.zeros(vocab_size, device=device)  # how often in the text
+        self._subtracted = torch.zeros(vocab_size, device=device)
         self._read = 0
 
     def __call__(self, logits: Tensor, prefixes: Prefixes) -> Tensor:
         self._catch_up(prefixes)
-        seen, emitted = (_with_paths(c, prefixes.paths) for c in (self._everywhere, self._emitted))
+        drafted = [Counter(path) for path in prefixes.paths]
+        where = [(row, token) for row, path in enumerate(drafted) for token in path]
+        if where:  # tokens whose counts are not those of the text
+            rows, ids = torch.tensor(where, device=logits.device).T
+            times = [float(n) for path in drafted for n in path.values()]
+            counts = self._emitted[ids] + torch.tensor(times, device=logits.device)
+            on_path = self._weaker(logits[rows, ids]) - self._subtraction(counts)
         if self._repetition != 1:
-            weaker = torch.where(logits > 0, logits / self._repetition, logits * self._repetition)
-            logits = torch.where(seen > 0, weaker, logits)
+            logits.index_copy_(1, self._seen, self._weaker(logits.index_select(1, self._seen)))
         if self._presence or self._frequency:
-            logits = logits - (self._frequency * emitted + self._presence * (emitted > 0))
+            logits -= self._subtracted
+        if where:
+            logits[rows, ids] = on_path
         return logits
+
+    def _weaker(self, logits: Tensor) -> Tensor:
+        if self._repetition == 1:
+            return logits
+        choose = torch.minimum if self._repetition > 1 else torch.maximum  # a quotient if positive
+        return choose(logits / self._repetition, logits * self._repetition)
+
+    def _subtraction(self, counts: Tensor) -> Tensor:
+        return self._frequency * counts + self._presence * (counts > 0)
 
     def _catch_up(self, prefixes: Prefixes) -> None:
         new = list(prefixes.tokens[self._read :])
-        written = new[max(0, prefixes.prompt - self._read) :]
-        for counts, tokens in ((self._everywhere, new), (self._emitted, written)):
-            if tokens:
-                ids = torch.tensor(tokens, device=counts.device)
-                counts.index_add_(0, ids, torch.ones_like(ids, dtype=counts.dtype))
+        if not new:
+            return
+        device = self._seen.device
+        fresh = [token for token in dict.fromkeys(new) if token not in self._known]
+        self._known.update(fresh)
+        self._seen = torch.cat([self._seen, torch.tensor(fresh, dtype=torch.int64, device=device)])
+        if written := new[max(0, prefixes.prompt - self._read) :]:
+            ids = torch.tensor(written, device=device)
+            self._emitted.index_add_(0, ids, torch.ones_like(ids, dtype=self._emitted.dtype))
+            self._subtracted[ids] = self._subtraction(self._emitted[ids])
         self._read += len(new)
-
-
-def _with_paths(counts: Tensor, paths: Sequence[Path]) -> Tensor:
-    """Counts `[R, V]`: those of all, and each row's path."""
-    if not any(paths):
-        return counts.unsqueeze(0)
-    rows = counts.repeat(len(paths), 1)
-    where = [(row, token) for row, path in enumerate(paths) for token in path]
-    row, token = torch.tensor(where, device=counts.device).T
-    return rows.index_put_((row, token), torch.ones_like(row, dtype=rows.dtype), accumulate=True)
 
 
 class NoRepeatNgram:

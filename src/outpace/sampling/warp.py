@@ -186,6 +186,9 @@ class Warp:
         if not self.shapes:
             return Shaped(logits, stuck)
         given = logits if logits.dtype == torch.float64 else logits.float()
+        if len(paths) == 1 and len(paths[0]) == given.shape[1] and self._pipelines[0] is not None:
+            rows, why = self._pipelines[0](given[0], paths[0])
+            return Shaped(rows.unsqueeze(0), (why,))
         shaped = given.clone()
         for b, pipeline in enumerate(self._pipelines):
             if pipeline is not None:
