@@ -11,6 +11,7 @@ import torch
 from hypothesis import settings
 
 from checkpoints import build
+from outpace.cli.main import run
 from outpace.training.bpe import train_tokenizer
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores
@@ -46,3 +47,18 @@ def pair(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("pair")
     write_pair(folder)
     return folder
+
+
+@pytest.fixture
+def refused(capsys):
+    """`refused(arguments, message)`: the command ends with code 2 and one line that says why."""
+
+    def check(arguments: list[str], message: str) -> None:
+        assert run(arguments) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        assert captured.err.startswith("outpace: ")
+        assert message in captured.err
+
+    return check

@@ -97,17 +97,12 @@ def test_drafter_none_is_plain_decoding(base, capsys):
         (["train", "demo", "--out", "x", "--stage", "none"], "unknown stage"),
     ],
 )
-def test_errors_are_one_line_with_code_2(arguments, message, pair, capsys):
+def test_errors_are_one_line_with_code_2(arguments, message, pair, refused):
     if arguments[0] in ("generate", "bench") and "--model" not in arguments:
         arguments = [*arguments, "--model", str(pair / "target")]
         if "--drafter" not in arguments:
             arguments += ["--drafter", str(pair / "draft")]
-    assert run(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert captured.err.startswith("outpace: ")
-    assert message in captured.err
+    refused(arguments, message)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +115,7 @@ def test_errors_are_one_line_with_code_2(arguments, message, pair, capsys):
     ],
 )
 def test_requests_are_checked_before_weights_are_read(
-    arguments, message, base, capsys, monkeypatch
+    arguments, message, base, refused, monkeypatch
 ):
     from outpace.models.checkpoint import Weights
 
@@ -128,30 +123,22 @@ def test_requests_are_checked_before_weights_are_read(
         raise AssertionError("weights were read")
 
     monkeypatch.setattr(Weights, "load", reading)
-    assert run(["generate", *base, *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    refused(["generate", *base, *arguments], message)
 
 
-def test_a_vocabulary_mismatch_is_one_line_with_an_example(pair, tmp_path, capsys):
+def test_a_vocabulary_mismatch_is_one_line_with_an_example(pair, tmp_path, refused):
     shutil.copytree(pair / "draft", tmp_path / "other")
     swap_two_tokens(tmp_path / "other")
     target, other = str(pair / "target"), str(tmp_path / "other")
-    assert run(["generate", "x", "--model", target, "--drafter", other]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "is 'a' to the target and 'b' to the draft" in error
+    message = "is 'a' to the target and 'b' to the draft"
+    refused(["generate", "x", "--model", target, "--drafter", other], message)
 
 
-def test_a_truncated_checkpoint_is_one_line(pair, tmp_path, capsys):
+def test_a_truncated_checkpoint_is_one_line(pair, tmp_path, refused):
     shutil.copytree(pair / "target", tmp_path / "cut")
     path = tmp_path / "cut" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
-    assert run(["generate", "x", "--model", str(tmp_path / "cut")]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "truncated or corrupt" in error
+    refused(["generate", "x", "--model", str(tmp_path / "cut")], "truncated or corrupt")
 
 
 def test_bench_prints_the_three_ways(base, tmp_path, capsys):

@@ -212,37 +212,28 @@ WRONG = [
 ]
 
 
-def test_the_prompt_that_is_too_long_is_named(base, tmp_path, capsys):
+def test_the_prompt_that_is_too_long_is_named(base, tmp_path, refused):
     path = tmp_path / "long.jsonl"
     path.write_text('"a"\n' + json.dumps("for i in x: " * 500) + "\n")
     for command in (base, ["bench", *base[1:5]]):
-        refused([*command, "--prompt-file", str(path)], "prompt 2: the prompt has", capsys)
-
-
-def refused(arguments, message, capsys):
-    assert run(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert captured.err.startswith("outpace: ")
-    assert message in captured.err
+        refused([*command, "--prompt-file", str(path)], "prompt 2: the prompt has")
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG)
 def test_what_cannot_be_is_refused_before_weights_are_read(
-    arguments, message, base, capsys, monkeypatch
+    arguments, message, base, refused, monkeypatch
 ):
     def reading(*args):
         raise AssertionError("weights were read")
 
     monkeypatch.setattr(Weights, "load", reading)
-    refused([*base, *arguments], message, capsys)
+    refused([*base, *arguments], message)
     with pytest.raises(AssertionError, match="weights were read"):
         run(base)
 
 
 @pytest.mark.parametrize("lacking", ["scipy", "matplotlib"])
-def test_a_package_that_is_missing_is_named(lacking, base, tmp_path, capsys, monkeypatch):
+def test_a_package_that_is_missing_is_named(lacking, base, tmp_path, refused, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util,
@@ -250,14 +241,14 @@ def test_a_package_that_is_missing_is_named(lacking, base, tmp_path, capsys, mon
         lambda name, *rest: None if name == lacking else found(name, *rest),
     )
     arguments = [*base, "--plot", str(tmp_path / "a.png")]
-    refused(arguments, f"an audit needs {lacking}: pip install 'outpace[audit]'", capsys)
+    refused(arguments, f"an audit needs {lacking}: pip install 'outpace[audit]'")
 
 
-def test_a_server_that_is_not_there_is_one_line_too(target, capsys):
+def test_a_server_that_is_not_there_is_one_line_too(target, refused):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-    refused([*target, "--engine", url, "--served-model", "x"], "does not answer", capsys)
+    refused([*target, "--engine", url, "--served-model", "x"], "does not answer")
 
 
 def test_help(capsys):

@@ -169,7 +169,10 @@ class _State:
             self._new[prompt, kept] += 1
             self.tokens += len(kept)
             for i in range(len(kept)):
-                self._prefixes[_key(prompt, kept[:i])] += 1
+                key = _key(prompt, kept[:i])
+                self._prefixes[key] += 1
+                if self._prefixes[key] < RECURS:
+                    break  # then nothing that goes on from it recurs
 
     def _complete(self, prompt: int, text: Sequence[int]) -> bool:
         """Whether a text may end for its constraint."""
