@@ -36,7 +36,7 @@ def base(pair, prompts):
 def target(pair, prompts):
     """The target alone, for engines that draft from it."""
     model = ["--model", str(pair / "target"), "--dtype", "fp32"]
-    return ["audit", *model, *prompts, "-s", "240", "--tokens", "3", "-k", "2"]
+    return ["audit", *model, *prompts, "-s", "240", "--tokens", "3"]
 
 
 def words(text: str) -> str:
@@ -205,6 +205,10 @@ WRONG = [
     ([*OTHERS, "--presence-penalty", "1"], "generate has no presence_penalty"),
     (["--engine", "http://localhost:1/v1"], "by which name"),
     (["--served-model", "x"], "goes with an endpoint"),
+    (["--together", "4"], "--together goes with an endpoint"),
+    ([*OTHERS, "--drafter", "none", "--prompt-lookup", "3"], "-k says nothing to --prompt-lookup"),
+    (SERVED, "-k says nothing to the endpoint"),
+    ([*OTHERS, "--target-alone"], "--target-alone is about drafts of outpace"),
     (["--together", "0", "--engine", "http://localhost:1/v1"], "--together"),
     (["--prompt-file", "/no/such/file"], "cannot read"),
     (["--logit-bias", "70"], "ID=BIAS"),
@@ -227,7 +231,8 @@ def test_what_cannot_be_is_refused_before_weights_are_read(
         raise AssertionError("weights were read")
 
     monkeypatch.setattr(Weights, "load", reading)
-    refused([*base, *arguments], message)
+    served = "-k" not in message and any(a.startswith("http") for a in arguments)
+    refused([*(base[:-2] if served else base), *arguments], message)
     with pytest.raises(AssertionError, match="weights were read"):
         run(base)
 

@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 
 import defects
 import outpace
-from broken_rules import WRONG_BLOCKS, WRONG_LAW, AcceptsImpossible, SharedNoise
+from broken_rules import (
+    WRONG_BLOCKS,
+    WRONG_LAW,
+    AcceptsImpossible,
+    InvertedRatio,
+    NoResidual,
+    SharedNoise,
+)
 from outpace import OptionError, SamplingParams
-from outpace.audit import audit_rounds, scorers
+from outpace.audit import audit_rounds, enumeration, scorers
 from outpace.audit.enumeration import TOP, intervals
+from outpace.audit.exact import STATES
 from outpace.drafters import ModelDrafter
 from outpace.generator import Generator
 from outpace.models import MarkovModel
@@ -156,6 +164,74 @@ def test_a_small_checkpoint_is_exact_within_single_precision(params, pair):
     assert (audit(engine, params, prompts).error > 1e-2) == (params is ALIKE)
 
 
+class Company(MarkovModel):
+    """Rows of blocks are off by what single precision may be, as it declares."""
+
+    declared = 2.0**-19
+
+    def doubt(self, batch, rows, branched):
+        return self.declared if batch * rows > 1 else 0.0
+
+    def forward(self, *args, **options):
+        out = super().forward(*args, **options)
+        if out.logits.shape[0] * out.logits.shape[1] == 1:
+            return out
+        logits = out.logits - 80  # as large as some models' are
+        sign = torch.where(torch.arange(self.vocab_size) % 2 == 0, 1.0, -1.0)
+        return replace(out, logits=logits * (1 + sign * 0.5 * 2.0**-19))
+
+
+def test_rounding_by_company_is_allowed_for_where_it_is_declared(monkeypatch):
+    models = [Company(m.table) for m in tables(3)]
+    params = SamplingParams(temperature=0.5)
+    found = audit(generator(models=models), params)
+    assert found.sound, found.summary()
+    assert found.error > 2e-5
+    assert not audit(generator(TypicalVerifier, models=models), params).sound
+    monkeypatch.setattr(Company, "declared", 0.0)
+    assert not audit(generator(models=models), params).sound
+
+
+def test_boundaries_that_rounding_may_move_are_not_enumerated():
+    table = torch.tensor([0.3, 0.3, 0.4]).double().expand(3, 3)
+    tied, params = generator(models=[Company(table)] * 2), SamplingParams(temperature=1.0, top_k=2)
+    with pytest.raises(OptionError, match="tie at the boundary of top_k = 2"):
+        audit(tied, params)
+    with pytest.raises(OptionError, match="boundaries of top_p"):
+        audit(tied, SamplingParams(temperature=1.0, top_p=0.5))
+    assert audit(generator(models=[MarkovModel(table)] * 2), params).sound
+
+
+def test_nothing_depends_on_how_many_are_judged_at_once(monkeypatch):
+    whole = audit(generator(vocab=4))
+    monkeypatch.setattr(enumeration, "MOST_NUMBERS", 50)
+    assert audit(generator(vocab=4)) == whole
+    found = audit(generator(NoResidual, vocab=4))
+    assert found.error > 1e-2
+
+
+@pytest.mark.parametrize("rule", SOUND)
+def test_wide_vocabularies_are_enumerated_by_the_tokens_that_are_possible(rule):
+    """Three of 400, which no row has alike, and none of them is the first or the last."""
+    target, other = (MarkovModel.random(400, 1, seed, sharpness=4).table for seed in (0, 1))
+    models = MarkovModel(target), MarkovModel(0.9 * target + 0.1 * other)
+    params = SamplingParams(temperature=1.0, top_k=3)
+    found = audit(generator(rule, vocab=400, models=models), params)
+    assert found.sound, found.summary()
+    assert found.error < EXACT
+    broken = audit(generator(InvertedRatio, vocab=400, models=models), params)
+    assert not broken.sound
+
+
+def test_what_one_prompt_reached_is_not_absent():
+    """Behind the token 0 nothing is ever drafted, and behind others it is."""
+    engine = generator(drafter=Ragged)
+    alone = audit(engine, prompts=([0],), behind=STATES)
+    both = audit(engine, prompts=([0], [2]), behind=ALONE)
+    assert "prompt" in alone.absent
+    assert both.absent == ()
+
+
 # --- negative controls -------------------------------------------------------------------------
 
 
@@ -244,6 +320,7 @@ def test_parameters_that_do_not_reach_every_row_are_found(kind, params):
         ({"rule": CoupledVerifier}, PLAIN, "audit it by samples"),
         ({}, SamplingParams(), "temperature 0"),
         ({"vocab": 6, "k": 4}, PLAIN, "more than 1024 drafts"),
+        ({"vocab": 2, "k": 8}, PLAIN, "256 drafts of 8 tokens are too many"),
         ({"drafter": None}, PLAIN, "no drafter"),
         ({"drafter": Unkeyed}, PLAIN, "do not follow from the noise"),
     ],

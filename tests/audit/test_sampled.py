@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -17,8 +19,9 @@ from broken_rules import (
     StopsAtTheFirst,
     WrongRowResidual,
 )
-from outpace import OptionError, SamplingParams
+from outpace import ContextLengthError, OptionError, SamplingParams
 from outpace.audit import GeneratorSystem, PlainScorer, audit_samples, scorers
+from outpace.audit import audit as run
 from outpace.audit.statistics import MARGIN, detectable, likelihood_ratio, merge
 from outpace.drafters import ModelDrafter
 from outpace.generator import Generator
@@ -234,3 +237,67 @@ def test_what_cannot_be_audited_is_refused(options, word):
     params = options.pop("params", PLAIN)
     with pytest.raises(OptionError, match=word):
         audit_samples(GeneratorSystem(engine), PlainScorer(TARGET), PROMPTS, params, **options)
+
+
+# --- where texts end, and where drafts do -------------------------------------------------------
+
+
+def short(table, context: int) -> MarkovModel:
+    return MarkovModel(table, context_length=context)
+
+
+def test_texts_that_a_smaller_max_len_cuts_are_sound():
+    for length in (6, 40):
+        cut = Generator(TARGET, ModelDrafter(DRAFT, V), 3, max_batch=256, max_len=length)
+        assert audit(cut, replace(PLAIN, max_new_tokens=8), 500).sound
+        for full in ("stop", "error"):
+            params = replace(PLAIN, max_new_tokens=2, on_context_full=full)
+            for system in (cut, GeneratorSystem(cut)):
+                both = ["greedy", "sampled"]
+                assert run(system, PROMPTS, params, modes=both, samples=500).sound
+
+
+class DropsTheBan(GeneratorSystem):
+    """Leaves out what is forbidden behind a prefix."""
+
+    def sample(self, prompt, params, seeds):
+        return super().sample(prompt, replace(params, no_repeat_ngram=None), seeds)
+
+
+def test_tokens_where_none_is_allowed_are_a_defect_and_no_error():
+    """All eight tokens have come, and there is nothing to compare the ninth with."""
+    params = replace(PLAIN, no_repeat_ngram=1, max_new_tokens=12)
+    found = audit(DropsTheBan(generator()), params, 500)
+    assert not found.sound
+    assert "has probability 0" in found.defects[0]
+    (law,) = PlainScorer(TARGET).laws([1], [(2, 3, 0, 4, 5, 6, 7, 1, 1)], params)
+    assert law.any(-1).tolist() == [True] * 7 + [False] * 2
+
+
+def test_a_draft_with_too_short_a_context_is_left_out_of_the_tests():
+    drafter = ModelDrafter(short(DRAFT.table, 5), V)
+    engine = Generator(TARGET, drafter, 3, max_batch=256)
+    assert {t.kind for t in audit(engine, samples=500).tests} == {"tokens", "ranks"}
+    with pytest.raises(ContextLengthError, match="the scoring model has 5"):
+        list(scorers(engine)[1].laws([1], [(1, 2, 3, 4, 5, 6)], PLAIN))
+
+
+@pytest.mark.parametrize("context", [64, 2])
+def test_an_audit_of_nothing_that_was_drafted_is_no_verdict(context):
+    """The rule is lossy, and would be found if it were asked."""
+    drafter = ModelDrafter(short(DRAFT.table, context), V)
+    engine = Generator(TARGET, drafter, 3, verifier=TypicalVerifier(), max_batch=256)
+    params = replace(PLAIN, max_new_tokens=1 if context == 64 else 6)
+    with pytest.raises(OptionError, match="nothing was drafted"):
+        run(engine, [[1, 2, 3]], params, modes=["sampled"], samples=500)
+    if context == 2:
+        with pytest.raises(OptionError, match="no round behind a prompt"):
+            run(engine, [[1, 2, 3]], params, modes=["exact"])
+
+
+def test_ids_beyond_a_smaller_model_are_read_as_its_last():
+    small = PlainScorer(MarkovModel.random(3, 1, 0), vocab_size=4)
+    prompts = [3, 1], [2, 1]
+    one, other = (next(small.laws(p, [(0, 3, 1)], PLAIN)) for p in prompts)
+    assert torch.equal(one, other)
+    assert (one[:, 3] == 0).all()

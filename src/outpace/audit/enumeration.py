@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import OutpaceError
+from ..errors import OptionError, OutpaceError
 from ..trees import chain
 from ..types import Draft, Law, PointMass, Rows, Tree
 from ..verifiers import Noise, Verdict, Verifier
@@ -26,6 +27,12 @@ TOP = 1 - 2.0**-53
 
 MOST_CELLS = 4096
 """Cells of one draft's acceptance noise, and parts of a function of one uniform."""
+
+MOST_NUMBERS = 2**23
+"""Of the rows that a rule is given at once."""
+
+MOST_ITEMS = 2**16
+"""Drafts, their nodes, and all extremes of the other nodes' noise."""
 
 Emitted = dict[tuple[int, ...], float]
 """Probabilities of what a round emits."""
@@ -50,6 +57,7 @@ class Drafted:
         q: `[C, N, V]` the rows they are said to be drawn from; None for certain ones.
         p: `[C, N + 1, V]` the target's rows after the root and each node.
         tree: their shape.
+        ids: `[V]` the tokens that columns and `tokens` stand for, if not for themselves.
     """
 
     probability: Tensor
@@ -57,6 +65,19 @@ class Drafted:
     q: Tensor | None
     p: Tensor
     tree: Tree
+    ids: Tensor | None = None
+
+    def narrowed(self) -> Drafted:
+        """The same without the tokens that no row has, but for the first and the last one."""
+        wanted = (self.p > 0).any(0).any(0)
+        if self.q is not None:
+            wanted |= (self.q > 0).any(0).any(0)
+        wanted[self.tokens.flatten()] = True
+        wanted[[0, -1]] = True
+        ids = wanted.nonzero().flatten()
+        q = None if self.q is None else self.q[..., ids]
+        tokens = torch.searchsorted(ids, self.tokens)
+        return Drafted(self.probability, tokens, q, self.p[..., ids], self.tree, ids)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -67,15 +88,29 @@ class Drafted:
 
     def judge(self, verifier: Verifier, which: Tensor, accept: Tensor, target: Tensor) -> Verdict:
         """Run the rule for drafts `which` `[M]` with noise `[M, N]` and `[M, N + 1]`."""
+        most = max(1, MOST_NUMBERS // self.p[0].numel())
+        if len(which) > most:
+            parts = zip(*(torch.split(x, most) for x in (which, accept, target)), strict=True)
+            said = [self.judge(verifier, *part) for part in parts]
+            paths = [F.pad(v.path, (0, self.nodes - v.path.shape[1]), value=-1) for v in said]
+            others = (torch.cat([getattr(v, f) for v in said]) for f in ("accepted", "token"))
+            return Verdict(torch.cat(paths), *others)
         law: Law = PointMass() if self.q is None else Rows(self.q[which])
         draft = Draft(self.tokens[which], law, (self.tree,) * len(which))
         return verifier(self.p[which], draft, Noise(accept, target))
 
     def emitted(self, which: Tensor, verdict: Verdict) -> list[tuple[int, ...]]:
         """What a round emits of each."""
-        tokens = self.tokens[which].tolist()
+        columns = self.columns(which, verdict)
+        if self.ids is None:
+            return columns
+        ids = self.ids.tolist()
+        return [tuple(ids[c] for c in row) for row in columns]
+
+    def columns(self, which: Tensor, verdict: Verdict) -> list[tuple[int, ...]]:
+        """The same as columns of the rows."""
         decided = zip(
-            tokens,
+            self.tokens[which].tolist(),
             verdict.path.tolist(),
             verdict.accepted.tolist(),
             verdict.token.tolist(),
@@ -151,8 +186,14 @@ def round_law(verifier: Verifier, drafted: Sequence[Drafted]) -> Emitted:
     """What one round emits, over all drafts there are.
 
     Raises:
+        OptionError: there are too many drafts.
         NotEnumerableError: noise is used for two purposes.
     """
+    if any(len(d) * d.nodes * 2 ** max(0, d.nodes - 1) > MOST_ITEMS for d in drafted):
+        raise OptionError(
+            f"{max(map(len, drafted))} drafts of {max(d.nodes for d in drafted)} tokens are too "
+            "many to enumerate: choose a smaller top_k or k, or audit by samples"
+        )
     law: Emitted = {}
     for drafts in drafted:
         points = _accept_points(verifier, drafts)
@@ -346,10 +387,11 @@ def impossible_at_zero(verifier: Verifier, drafted: Sequence[Drafted]) -> list[t
         everyone, n = torch.arange(len(drafts)), drafts.nodes
         zeros = torch.zeros(len(drafts), n + 1, dtype=torch.float64)
         verdict = drafts.judge(verifier, everyone, zeros[:, :n], zeros)
-        for c, emitted in enumerate(drafts.emitted(everyone, verdict)):
-            rows = [0, *(node + 1 for node in verdict.path[c, : len(emitted) - 1].tolist())]
-            if any(float(drafts.p[c, r, t]) == 0 for r, t in zip(rows, emitted, strict=True)):
-                found.append(emitted)
+        emitted = drafts.emitted(everyone, verdict)
+        for c, columns in enumerate(drafts.columns(everyone, verdict)):
+            rows = [0, *(node + 1 for node in verdict.path[c, : len(columns) - 1].tolist())]
+            if any(float(drafts.p[c, r, t]) == 0 for r, t in zip(rows, columns, strict=True)):
+                found.append(emitted[c])
     return found
 
 

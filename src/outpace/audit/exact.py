@@ -102,9 +102,13 @@ class _Plain:
         prompt: Sequence[int],
         text: Sequence[int],
         params: SamplingParams,
+        doubt: float,
     ) -> None:
         self._scorer, self._prompt, self._text, self._params = scorer, prompt, text, params
+        self._doubt = doubt
         self._rows: dict[tuple[int, ...], Tensor] = {}
+        self.largest = 0.0
+        """Of the logits."""
 
     def __call__(self, prefix: tuple[int, ...]) -> Tensor:
         if prefix not in self._rows:
@@ -124,9 +128,28 @@ class _Plain:
             ]
 
     def _score(self, prefixes: Sequence[tuple[int, ...]]) -> None:
-        texts = [(*self._text, *prefix, 0) for prefix in prefixes]
-        laws = self._scorer.laws(self._prompt, texts, self._params)
-        self._rows |= {prefix: law[-1] for prefix, law in zip(prefixes, laws, strict=True)}
+        behind = [(*self._text, *prefix) for prefix in prefixes]
+        rows = self._scorer.rows_behind(self._prompt, behind, self._params)
+        for prefix, (logits, law) in zip(prefixes, rows, strict=True):
+            if not law.any():
+                raise OptionError(
+                    "a text may come to where no token is left, which ends its request: audit by "
+                    "samples"
+                )
+            self._check_boundary(logits)
+            self._rows[prefix] = law
+
+    def _check_boundary(self, logits: Tensor) -> None:
+        """Whether rounding can tell which tokens are in the top k."""
+        k = self._params.top_k or len(logits)
+        best = logits.topk(min(k + 1, len(logits))).values
+        size = float(best.nan_to_num(neginf=0).abs().max())
+        self.largest = max(self.largest, size)
+        if k < len(best) and self._doubt and best[k - 1] - best[k] <= self._doubt * size:
+            raise OptionError(
+                f"tokens tie at the boundary of top_k = {k}, but for what rounding may turn over: "
+                "choose another, or audit by samples"
+            )
 
 
 def audit_rounds(
@@ -153,15 +176,14 @@ def audit_rounds(
     check_enumerable(engine, params)
     if not prompts:
         raise OptionError("an audit needs at least one prompt")
-    ends = frozenset(scorer.eos_of(params))
-    errors, drafts, impossible = [], 0, 0
-    absent: dict[Behind, None] = {}
+    ends, doubt = frozenset(scorer.eos_of(params)), _doubt(engine)
+    errors, drafts, impossible, largest = [], 0, 0, 0.0
+    reached: set[Behind] = set()
     for prompt in prompts:
         for state in behind:
             stand = partial(engine.submit, prompt, eos=scorer.eos, tokenizer=tokenizer)
             with _standing(engine, stand, replace(params, seed=seed), state) as text:
                 if text is None:
-                    absent[state] = None
                     continue
                 try:
                     with torch.inference_mode():
@@ -170,23 +192,30 @@ def audit_rounds(
                     raise OptionError(
                         "drafts do not follow from the noise of their nodes: audit by samples"
                     ) from error
+                if not any(d.nodes for d in drafted):
+                    continue  # nothing to judge
                 drafts += sum(map(len, drafted))
+                reached.add(state)
                 try:
                     law = round_law(engine.verifier, drafted)
                 except NotEnumerableError as error:
                     return Exact(1, drafts, None, 0.0, entangled=str(error))
                 longest = max(max(d.tree.depths, default=0) for d in drafted) + 1
-                p = _Plain(scorer, prompt, text, params)
+                p = _Plain(scorer, prompt, text, params, doubt)
                 p.read(longest, ends)
+                largest = max(largest, p.largest)
                 errors.append(worst_error(law, p, longest, ends))
                 impossible += len(impossible_at_zero(engine.verifier, drafted))
+    absent = tuple(state for state in behind if state not in reached)
     if not errors:
         raise OptionError(
             f"no round behind a {' or a '.join(absent)} came about: choose other prompts or "
             "parameters, or audit by samples"
         )
-    tolerance = _tolerance(engine)
-    return Exact(len(errors), drafts, max(errors), tolerance, impossible, absent=tuple(absent))
+    # Each row's logarithms may be off by twice the doubt of its logits.
+    rounding = 2 * (engine.k + 1) * doubt * largest / min(1.0, params.temperature)
+    tolerance = _tolerance(engine) + rounding
+    return Exact(len(errors), drafts, max(errors), tolerance, impossible, absent=absent)
 
 
 @contextmanager
@@ -200,7 +229,7 @@ def _standing(
     assert params.seed is not None
     length = max((ROUNDS + 1) * (engine.k + 1) + 1, params.min_new_tokens)
     for seed in range(params.seed, params.seed + (1 if state == "prompt" else TRIES)):
-        some = replace(params, seed=seed, max_new_tokens=length)
+        some = replace(params, seed=seed, max_new_tokens=length, on_context_full="stop")
         requests = [submit(some) for _ in range(engine.free_slots)]
         try:
             engine.admit()
@@ -234,7 +263,15 @@ def _reached(engine: Engine, requests: Sequence[Request], state: Behind) -> bool
 
 
 def _tolerance(engine: Engine) -> float:
+    """Of a text's probability, where rows do not round by their company."""
     return TOLERANCE.get(engine.target.dtype, 1e-5)
+
+
+def _doubt(engine: Engine) -> float:
+    """What rows of target and draft may be off by in company, over their size; for idle engines."""
+    models: list[Any] = [engine.target, getattr(engine.drafter, "model", None)]
+    rows = engine.free_slots, engine.k + 1, False
+    return max(float(model.doubt(*rows)) for model in models if model is not None)
 
 
 def check_enumerable(engine: Engine, params: SamplingParams) -> None:
@@ -251,11 +288,15 @@ def check_enumerable(engine: Engine, params: SamplingParams) -> None:
         raise OptionError("there is no drafter: plain decoding is what others are compared with")
     if params.constraint_fields:
         raise OptionError("texts under a constraint end where it says: audit them by samples")
-    half = engine.target.dtype in (torch.float16, torch.bfloat16)
-    if half and engine.target.doubt(8, 8, True):
+    if _doubt(engine) and engine.target.dtype in (torch.float16, torch.bfloat16):
         raise OptionError(
             "rows of this runner round by their company, in half precision by more than is to be "
             "found: load the target in float32, or audit by samples"
+        )
+    if _doubt(engine) and (params.top_p < 1 or params.min_p):
+        raise OptionError(
+            "rows of this runner round by their company, and the boundaries of top_p and min_p "
+            "with them: use top_k alone, or audit by samples"
         )
     if engine.verifier.coupled:
         raise OptionError(
@@ -304,7 +345,7 @@ def _stacked(tree: Tree, found: Sequence[tuple[_Leaf, Draft, int, Tensor]]) -> D
         torch.stack(q).cpu() if q and n else None,
         torch.stack([rows[: n + 1] for *_, rows in found]).cpu(),
         tree,
-    )
+    ).narrowed()
 
 
 def _leaves(engine: Engine, noises: Sequence[_Scripted]) -> list[_Leaf]:

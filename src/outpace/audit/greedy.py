@@ -12,6 +12,7 @@ from ..models.base import rounding_doubt
 from ..models.loading import Progress
 from ..types import SamplingParams
 from .report import Difference, Greedy
+from .sampled import within_context
 from .scoring import PlainScorer
 from .systems import GeneratorSystem, System
 
@@ -32,6 +33,7 @@ def audit_greedy(
         raise OptionError("an audit needs at least one prompt")
     if not params.greedy:
         raise OptionError("greedy texts are those of temperature 0: audit others by samples")
+    params = within_context(params, system, scorer, prompts)
     plain = Engine(scorer.model, max_batch=1)
     strict = isinstance(system, GeneratorSystem) and not scorer.model.doubt(8, 8, True)
     differences, tokens = [], 0

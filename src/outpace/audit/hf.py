@@ -47,6 +47,8 @@ class TransformersSystem:
             "prompt_lookup_num_tokens": prompt_lookup,
             "assistant_early_exit": early_exit,
         }
+        if (assistant is not None or early_exit is not None) and k < 1:
+            raise OptionError("k must be at least 1: with 0 nothing is drafted")
         self._assistance = {name: value for name, value in given.items() if value is not None}
         if len(self._assistance) > 1:
             raise OptionError(f"{' and '.join(self._assistance)} exclude each other: give one")

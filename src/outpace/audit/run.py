@@ -67,12 +67,11 @@ def audit(
     """
     check_modes(modes)
     if isinstance(system, Generator):
-        generator: Generator | None = system
-        own, drafting = scorers(system)
-        scorer, draft = scorer or own, draft or drafting
         system = GeneratorSystem(system)
-    else:
-        generator = system.generator if isinstance(system, GeneratorSystem) else None
+    generator = system.generator if isinstance(system, GeneratorSystem) else None
+    if generator is not None:
+        own, drafting = scorers(generator)
+        scorer, draft = scorer or own, draft or drafting
     if scorer is None:
         raise OptionError("an audit needs a scorer: PlainScorer of the target's checkpoint")
     report = Report(system.name, _setting(params, len(prompts), samples, false_alarm))
@@ -81,6 +80,7 @@ def audit(
             if mode == "greedy":
                 length = max(greedy_tokens, params.min_new_tokens)
                 cold = replace(params, temperature=0.0, max_new_tokens=length)
+                cold = replace(cold, on_context_full="stop")
                 part: Any = audit_greedy(system, scorer, prompts, cold, progress)
             elif mode == "sampled":
                 part = audit_samples(

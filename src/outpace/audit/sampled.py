@@ -7,17 +7,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..errors import EndpointError, OptionError
+from ..errors import ContextLengthError, EndpointError, OptionError
 from ..models.loading import Progress
 from ..types import SamplingParams, check_whole_number
 from .report import Sampled
 from .scoring import PlainScorer
 from .statistics import BINS, LEAST_EXPECTED, MARGIN, RECURS, Counts, check_false_alarm, looks_of
-from .systems import System
+from .systems import GeneratorSystem, System
 
 LOOKS = 4
 BATCH = 256
 REPEATED = 8
+
+ENOUGH = 20
+"""Impossible tokens that are looked into."""
 
 
 def audit_samples(
@@ -54,6 +57,10 @@ def audit_samples(
         raise OptionError("stop strings end texts where no law is tested: audit without them")
     if not prompts:
         raise OptionError("an audit needs at least one prompt")
+    params = within_context(params, system, scorer, prompts)
+    if draft is not None and not draft.fits(prompts, params.max_new_tokens):
+        draft = None  # it cannot say what it would have drafted
+    drafted = _drafted_rounds(system)
     length = params.max_new_tokens
     looks = looks_of(samples, LOOKS)
     share = false_alarm / MARGIN / (len(looks) * length * (2 if draft is None else 3))
@@ -85,6 +92,11 @@ def audit_samples(
             break
     if not found.tests and found.sound:
         raise OptionError("too few of the samples have a token: no position could be tested")
+    if drafted is not None and _drafted_rounds(system) == drafted and found.sound:
+        raise OptionError(
+            "nothing was drafted, so nothing was audited: ask for more tokens, or prompts that fit "
+            "the draft model's context"
+        )
     if system.takes_seeds:
         found = replace(found, repeated=_repeat(system, prompts[0], params, seed))
     return found
@@ -98,6 +110,34 @@ def check_samples(samples: int) -> None:
     """
     least = BINS * int(LEAST_EXPECTED)
     check_whole_number("samples", samples, least, "continuations, as many as a test needs")
+
+
+def within_context(
+    params: SamplingParams,
+    system: System,
+    scorer: PlainScorer,
+    prompts: Sequence[Sequence[int]],
+) -> SamplingParams:
+    """The same for texts that end before a context does, where engines differ.
+
+    Raises:
+        ContextLengthError: a prompt leaves no room.
+    """
+    context = scorer.model.context_length
+    if isinstance(system, GeneratorSystem):
+        context = system.generator.engine.max_len
+    room = context - max(map(len, prompts))
+    if room < 1:
+        raise ContextLengthError(f"a prompt fills the context of {context}: use shorter prompts")
+    length = min(params.max_new_tokens, room)
+    return replace(params, max_new_tokens=length, min_new_tokens=min(params.min_new_tokens, length))
+
+
+def _drafted_rounds(system: System) -> int | None:
+    """Rounds so far in which something was drafted; None where that is not known."""
+    if not isinstance(system, GeneratorSystem) or system.generator.engine.drafter is None:
+        return None
+    return system.generator.engine.stats.drafted_rounds
 
 
 def _parts(count: int, prompts: int, done: int) -> list[int]:
@@ -137,8 +177,8 @@ class _State:
         self._new: Counter[tuple[int, tuple[int, ...]]] = Counter()
         self._prefixes: Counter[tuple[int, ...]] = Counter()
         self._wrong: list[str] = []
-        self._impossible: list[str] = []
-        self._room = scorer.model.context_length - max(map(len, prompts))
+        self._beyond: dict[tuple[int, ...], bool] = {}  # whether a filter's boundary is near
+        self._impossible: Counter[str] = Counter()
         self.positions = [Counts(i + 1, samples, seed) for i in range(params.max_new_tokens)]
         self.tokens = 0
         self.borderline = 0
@@ -149,7 +189,7 @@ class _State:
         Raises:
             EndpointError: what came is no text of the target's vocabulary.
         """
-        longest = min(self._params.max_new_tokens, self._room)
+        longest = self._params.max_new_tokens
         for text in texts:
             if not all(0 <= t < self._scorer.vocab_size for t in text):
                 raise EndpointError(
@@ -189,29 +229,37 @@ class _State:
                 count = self._new[number, text]
                 for i, token in enumerate(text):
                     if not p[i, token] > 0:
-                        self._beyond(number, text[: i + 1], count)
+                        self._note(number, text[: i + 1], count)
+                    if not p[i].any():
+                        break  # the text should have ended
                     prefix = _key(number, text[:i])
                     recurs = self._prefixes[prefix] >= RECURS
                     q_row = None if q is None else q[i]
                     self.positions[i].add(prefix, token, p[i], q_row, count, recurs)
         self._new.clear()
 
-    def _beyond(self, prompt: int, text: tuple[int, ...], count: int) -> None:
+    def _note(self, prompt: int, text: tuple[int, ...], count: int) -> None:
         """The last token has probability 0: by a boundary that rounding may move, or by far."""
-        wider = next(self._scorer.laws(self._prompts[prompt], [text], _widened(self._params)))
-        if wider[-1, text[-1]] > 0:
+        key = _key(prompt, text)
+        if key not in self._beyond:
+            if len(self._impossible) >= ENOUGH:
+                return
+            wider = next(self._scorer.laws(self._prompts[prompt], [text], _widened(self._params)))
+            self._beyond[key] = bool(wider[-1, text[-1]] > 0)
+        if self._beyond[key]:
             self.borderline += count
         else:
-            self._impossible.append(
-                f"token {text[-1]} at position {len(text)}, which has probability 0 behind "
-                f"{list(text[:-1])}"
-            )
+            behind = list(text[:-1])
+            what = f"token {text[-1]} at position {len(text)} behind {behind} has probability 0"
+            self._impossible[what] += count
 
     def defects(self) -> list[str]:
         """What no law allows, each kind once."""
         found = [f"{text} ({n} of the samples)" for text, n in Counter(self._wrong).items()]
         if self._impossible:
-            found.append(f"{self._impossible[0]} ({len(self._impossible)} such texts)")
+            (what, _), *_ = self._impossible.items()
+            count = sum(self._impossible.values())
+            found.append(f"{what}, and yet it was drawn ({count} such draws at least)")
         return found
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..engine.pipeline import make_pipeline
+from ..errors import ContextLengthError
 from ..models.base import LanguageModel, prefill
 from ..models.cache import SlotCache
 from ..models.tokenizer import Tokenizer
@@ -44,6 +45,10 @@ class PlainScorer:
         self.model, self.eos, self.tokenizer = model, tuple(eos), tokenizer
         self.vocab_size = vocab_size or model.vocab_size
 
+    def fits(self, prompts: Sequence[Sequence[int]], length: int) -> bool:
+        """Whether the model's context holds so many tokens behind each prompt."""
+        return all(len(p) + length - 1 <= self.model.context_length for p in prompts)
+
     def eos_of(self, params: SamplingParams) -> tuple[int, ...]:
         """Ids that end a request with these parameters."""
         return params.ends(self.eos)
@@ -61,25 +66,50 @@ class PlainScorer:
     def laws(
         self, prompt: Sequence[int], texts: Sequence[Sequence[int]], params: SamplingParams
     ) -> Iterator[Tensor]:
-        """For each text the law before each of its tokens `[len(text), V]`, on the CPU."""
-        device = law_device(self.model.device)
-        library = getattr(self.model, "library", None)
-        warp = Warp([params], self.vocab_size, device, library)
+        """For each text the law before each of its tokens `[len(text), V]`, on the CPU.
+
+        Zeros where no token is left, and behind that.
+        """
         for logits in self.logits(prompt, texts, params):
-            yield warp(logits.unsqueeze(0))[0].cpu() if len(logits) else logits.cpu()
+            yield self._law(logits, params)
+
+    def rows_behind(
+        self, prompt: Sequence[int], texts: Sequence[Sequence[int]], params: SamplingParams
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each text logits and law `[V]` of the token behind it, as above."""
+        for logits in self.logits(prompt, [(*text, 0) for text in texts], params):
+            yield logits[-1].clone(), self._law(logits[-1:], params)[0]
+
+    def _law(self, logits: Tensor, params: SamplingParams) -> Tensor:
+        library = getattr(self.model, "library", None)
+        warp = Warp([params], self.vocab_size, law_device(self.model.device), library)
+        some = ~torch.isneginf(logits).all(-1)
+        law = torch.zeros_like(logits)
+        if some.any():
+            law[some] = warp(logits[some].unsqueeze(0))[0].to(law.dtype)
+        return law.cpu()
 
     def logits(
         self, prompt: Sequence[int], texts: Sequence[Sequence[int]], params: SamplingParams
     ) -> Iterator[Tensor]:
         """For each text the logits `[len(text), V]` behind all transforms, before temperature.
 
+        -inf where no token is left, and behind that.
+
         Raises:
-            DeadEndError: the parameters leave no token where a text has one.
+            ContextLengthError: a text is longer than the model's context.
         """
         longest = max(map(len, texts), default=0)
+        if len(prompt) + longest - 1 > self.model.context_length:
+            raise ContextLengthError(
+                f"{len(prompt)} prompt tokens and {longest} more need {len(prompt) + longest - 1} "
+                f"positions, the scoring model has {self.model.context_length}: use shorter ones"
+            )
+        most = self.model.vocab_size - 1
+        read = [min(token, most) for token in prompt[:-1]]
         cache = self.model.new_cache(SLOTS, len(prompt) + longest)
         for slot in range(min(SLOTS, len(texts))):
-            prefill(self.model, cache, slot, prompt[:-1])
+            prefill(self.model, cache, slot, read)
         for start in range(0, len(texts), SLOTS):
             some = texts[start : start + SLOTS]
             yield from self._together(prompt, some, params, cache)
@@ -101,6 +131,7 @@ class PlainScorer:
             for r in read
         ]
         found: list[list[Tensor]] = [[] for _ in texts]
+        ended = [False] * len(texts)
         for depth in range(max(map(len, texts))):
             live = [i for i, text in enumerate(texts) if depth < len(text)]
             tokens = [[min(read[i][-1], self.model.vocab_size - 1)] for i in live]
@@ -111,10 +142,11 @@ class PlainScorer:
             for row, i in enumerate(live):
                 cache.commit(i, (0,))
                 shaped, pipeline = logits[row], pipelines[i]
-                if pipeline is not None:
-                    shaped, stuck = pipeline(shaped.clone(), [()])
-                    if failure := stuck.get(0):
-                        raise failure
+                if pipeline is not None and not ended[i]:
+                    shaped, stuck = pipeline(shaped, [()])
+                    ended[i] = 0 in stuck
+                if ended[i]:
+                    shaped = torch.full_like(shaped, -torch.inf)
                 found[i].append(shaped[0].clone())
                 read[i].append(texts[i][depth])
         return [torch.stack(rows) if rows else torch.empty(0, self.vocab_size) for rows in found]

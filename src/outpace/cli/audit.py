@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +26,9 @@ def audit(
     sampling: Mapping[str, Any],
     model: common.Model = "demo",
     drafter: common.DrafterName = None,
-    k: common.DraftLength = 4,
+    k: Annotated[
+        int | None, typer.Option("-k", "--k", help="Tokens drafted per round; by default 4.")
+    ] = None,
     verifier: Annotated[
         str | None,
         typer.Option("--verifier", help="Rule of outpace under audit; by default token."),
@@ -50,8 +52,11 @@ def audit(
         str | None, typer.Option("--served-model", help="The target's name at the endpoint.")
     ] = None,
     together: Annotated[
-        int, typer.Option("--together", min=1, help="Samples per request to the endpoint (n).")
-    ] = 16,
+        int | None,
+        typer.Option(
+            "--together", min=1, help="Samples per request to the endpoint (n); by default 16."
+        ),
+    ] = None,
     mode: Annotated[
         list[str] | None,
         typer.Option(
@@ -61,7 +66,12 @@ def audit(
     samples: Annotated[
         int, typer.Option("--samples", "-s", help="Sampled texts, over all prompts, at most.")
     ] = 4000,
-    tokens: Annotated[int, typer.Option("--tokens", help="Length of a sampled text.")] = 8,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens", help="Length of a sampled text, by default 8; of a greedy one at T = 0, 64."
+        ),
+    ] = None,
     prompts: Annotated[int, typer.Option("--prompts", "-p", help="How many prompts.")] = 4,
     prompt_file: common.PromptFile = None,
     false_alarm: Annotated[
@@ -96,14 +106,27 @@ def audit(
     from ..types import SamplingParams
     from ..verifiers import make_verifier
 
-    params = SamplingParams(max_new_tokens=tokens, **sampling)
+    cold = sampling["temperature"] == 0
+    length = tokens if tokens is not None else 64 if cold else 8
+    params = SamplingParams(max_new_tokens=length, **sampling)
     check_modes(mode)
     if mode and params.greedy and set(mode) != {"greedy"}:
         raise OptionError("at temperature 0 there is only --mode greedy: raise --temperature")
     check_samples(samples)
     check_false_alarm(false_alarm)
     ours = engine == "outpace"
-    _check_engine(engine, drafter, verifier, prompt_lookup, early_exit, served_model)
+    given = {
+        "--prompt-lookup": prompt_lookup,
+        "--early-exit": early_exit,
+        "--verifier": verifier,
+        "--served-model": served_model,
+        "--together": together,
+        "-k": k,
+    }
+    _check_engine(engine, drafter, {name for name, value in given.items() if value is not None})
+    k = 4 if k is None else k
+    if not ours and not params.transform_draft:
+        raise OptionError(f"--target-alone is about drafts of outpace, not {engine}: leave it out")
     if engine == "transformers":
         if quantize is not None:
             raise OptionError(
@@ -149,7 +172,7 @@ def audit(
     if engine == "transformers":
         system = _transformers(generator, model, name, k, prompt_lookup, early_exit)
     elif served_model is not None:
-        system = _endpoint(generator, engine, served_model, together)
+        system = _endpoint(generator, engine, served_model, together or 16)
     scorer, draft = scorers(generator)
     with common.progress_bars(no_color) as advance:
         report = run(
@@ -160,6 +183,7 @@ def audit(
             draft=draft,
             modes=mode or None,
             samples=samples,
+            greedy_tokens=length if cold else 64,
             false_alarm=false_alarm,
             seed=seed,
             progress=advance,
@@ -173,31 +197,27 @@ def audit(
     return 0 if report.sound else 1
 
 
-def _check_engine(
-    engine: str,
-    drafter: str | None,
-    verifier: str | None,
-    prompt_lookup: int | None,
-    early_exit: int | None,
-    served_model: str | None,
-) -> None:
+def _check_engine(engine: str, drafter: str | None, given: Set[str]) -> None:
+    """Whether what was given is for this engine."""
     url = engine.startswith(("http://", "https://"))
     if not url and engine not in ("outpace", "transformers"):
         raise OptionError(
             f"unknown engine {engine!r}: it is outpace, transformers, or a URL like "
             "http://localhost:8000/v1"
         )
-    given = {"--prompt-lookup": prompt_lookup, "--early-exit": early_exit}
-    said = [name for name, value in given.items() if value is not None]
-    if said and engine != "transformers":
-        raise OptionError(f"{said[0]} goes with --engine transformers")
-    if len(said) > 1 or (said and drafter not in (None, "none")):
+    assistance = sorted(given & {"--prompt-lookup", "--early-exit"})
+    if assistance and engine != "transformers":
+        raise OptionError(f"{assistance[0]} goes with --engine transformers")
+    if len(assistance) > 1 or (assistance and drafter not in (None, "none")):
         raise OptionError("--drafter, --prompt-lookup and --early-exit exclude each other")
-    if verifier is not None and engine != "outpace":
+    if "--verifier" in given and engine != "outpace":
         raise OptionError(f"--verifier is a rule of outpace, {engine} has its own: leave it out")
-    if served_model is not None and not url:
-        raise OptionError("--served-model goes with an endpoint: give its URL as --engine")
-    if served_model is None and url:
+    if "-k" in given and (url or "--prompt-lookup" in given):
+        who = "the endpoint" if url else "--prompt-lookup"
+        raise OptionError(f"-k says nothing to {who}, which has a number of its own: leave it out")
+    if served := sorted(given & {"--served-model", "--together"} if not url else ()):
+        raise OptionError(f"{served[0]} goes with an endpoint: give its URL as --engine")
+    if url and "--served-model" not in given:
         raise OptionError("--served-model: by which name does the endpoint serve the target?")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,4 +84,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode is no error
-    sys.exit(run())
+    try:
+        code = run()
+    except Exception:  # a fault of ours; 1 would be an audit's verdict
+        traceback.print_exc()
+        code = os.EX_SOFTWARE if hasattr(os, "EX_SOFTWARE") else 70
+    sys.exit(code)
