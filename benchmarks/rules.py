@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--pairs", nargs="+", default=["shipped", "ballasted"])
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.6, 0.8, 1.0])
     parser.add_argument("--k", nargs="+", type=int, default=[4, 8])
-    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--prompts", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=96)
     options = parser.parse_args()
