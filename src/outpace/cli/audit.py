@@ -299,16 +299,16 @@ def _print_tests(part: Sampled, console: Console) -> None:
     from ..audit.report import worst_by_position
 
     table = Table()
-    for head in ("position", "worst test", "samples", "G", "degrees", "p", "off by", "detects"):
+    for head in ("position", "worst test", "samples", "G", "df", "p", "off by", "detects"):
         table.add_column(head, justify="left" if head == "worst test" else "right", no_wrap=True)
     for t in worst_by_position(part.tests):
         table.add_row(
             str(t.position),
             t.kind,
             str(t.samples),
-            f"{t.statistic:.1f}",
+            f"{t.statistic:.4g}",
             str(t.degrees),
-            f"{t.p_value:.2g}",
+            f"{t.p_value:.1g}",
             f"{t.distance:.3f}",
             f"{t.detectable:.3f}",
             style="red" if t.p_value < part.share else None,
@@ -316,7 +316,7 @@ def _print_tests(part: Sampled, console: Console) -> None:
     console.print(table)
     console.print(
         f"a test decides at p < {part.share:.1e}, so that all of them accuse a sound engine "
-        f"{part.false_alarm:g} of the time at most; off by: total variation beyond what chance "
-        "makes, detects: the least that this test finds 9 times in 10",
+        f"{part.false_alarm:g} of the time at most; df: degrees of freedom, off by: total "
+        "variation beyond what chance makes, detects: the least that this test finds 9 times in 10",
         style="dim",
     )
