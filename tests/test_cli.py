@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from checkpoints import swap_two_tokens
+from outpace.cli import main
 from outpace.cli.main import run
 from outpace.cli.show import TokenView, harmless
 from outpace.types import TokenEvent
@@ -223,6 +224,19 @@ def test_without_arguments_comes_the_help(arguments, capsys):
     captured = capsys.readouterr()
     assert "Usage" in captured.out
     assert captured.err == ""
+
+
+def test_a_fault_of_our_own_is_told_from_a_verdict(monkeypatch, capsys):
+    """1 is what an audit says of an engine that is not the target's."""
+
+    def broken():
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(main, "run", broken)
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 70
+    assert "RuntimeError: out of memory" in capsys.readouterr().err
 
 
 def outside(arguments, **options):

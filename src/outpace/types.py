@@ -173,6 +173,13 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that are not what they are by default."""
+        plain = SamplingParams()
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: x for name, x in values.items() if x != getattr(plain, name)}
+
     def ends(self, eos: Sequence[int]) -> tuple[int, ...]:
         """Ids that end the request, where the model's own are `eos`."""
         return tuple(eos) if self.eos_token_ids is None else self.eos_token_ids

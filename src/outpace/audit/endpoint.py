@@ -164,8 +164,8 @@ def check_sendable(params: SamplingParams) -> None:
     Raises:
         OptionError: a parameter has no field that servers share.
     """
-    plain = SamplingParams()
-    refused = [n for n in _REFUSED if getattr(params, n) != getattr(plain, n)]
+    given = params.given
+    refused = [name for name in _REFUSED if name in given]
     if any(bias == -math.inf for _, bias in params.logit_bias):
         refused.append("a logit_bias of -inf")
     if refused:

@@ -185,13 +185,7 @@ def audit_rounds(
             with _standing(engine, stand, replace(params, seed=seed), state) as text:
                 if text is None:
                     continue
-                try:
-                    with torch.inference_mode():
-                        drafted = _drafted(engine)
-                except NotEnumerableError as error:
-                    raise OptionError(
-                        "drafts do not follow from the noise of their nodes: audit by samples"
-                    ) from error
+                drafted = _drafted(engine)
                 if not any(d.nodes for d in drafted):
                     continue  # nothing to judge
                 drafts += sum(map(len, drafted))
@@ -305,13 +299,23 @@ def check_enumerable(engine: Engine, params: SamplingParams) -> None:
         )
 
 
+@torch.inference_mode()
 def _drafted(engine: Engine) -> list[Drafted]:
-    """Every draft that the engine's drafter can propose now, with the target's rows."""
+    """Every draft that the engine's drafter can propose now, with the target's rows.
+
+    Raises:
+        OptionError: there are too many, or they do not follow from noise.
+    """
     noises = []
     for request in engine.running:
         noises.append(_Scripted(request.seed, max(1, engine.k)))
         request.noise = noises[-1]
-    leaves = _leaves(engine, noises)
+    try:
+        leaves = _leaves(engine, noises)
+    except NotEnumerableError as error:
+        raise OptionError(
+            "drafts do not follow from the noise of their nodes: audit by samples"
+        ) from error
     parts: dict[Tree, list[tuple[_Leaf, Draft, int, Tensor]]] = {}
     for start in range(0, len(leaves), len(noises)):
         some = leaves[start : start + len(noises)]

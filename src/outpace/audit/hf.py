@@ -113,8 +113,8 @@ def generate_options(params: SamplingParams, eos: Sequence[int]) -> dict[str, An
     Raises:
         OptionError: there is no equal.
     """
-    plain = SamplingParams()
-    refused = [n for n in _UNKNOWN if getattr(params, n) != getattr(plain, n)]
+    given = params.given
+    refused = [name for name in _UNKNOWN if name in given]
     refused += ["bad_words of text"] * any(isinstance(w, str) for w in params.bad_words)
     if refused:
         raise OptionError(f"transformers' generate has no {', '.join(refused)}: leave it out")

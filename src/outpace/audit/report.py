@@ -205,5 +205,5 @@ class Report:
 
 def worst_by_position(tests: Sequence[Test]) -> list[Test]:
     """The test with the smallest p-value of each position."""
-    ordered = sorted(tests, key=lambda t: (t.position, t.p_value))
-    return list({t.position: t for t in reversed(ordered)}.values())[::-1]
+    ordered = sorted(tests, key=lambda t: (t.position, -t.p_value))
+    return list({t.position: t for t in ordered}.values())  # the last one of each

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from ..errors import OptionError
@@ -153,13 +153,7 @@ def _setting(
     params: SamplingParams, prompts: int, samples: int, false_alarm: float
 ) -> dict[str, Any]:
     """What is not as it would be by default."""
-    plain = SamplingParams()
-    given = {
-        f.name: getattr(params, f.name)
-        for f in fields(params)
-        if getattr(params, f.name) != getattr(plain, f.name)
-    }
-    given = {k: v if _jsonable(v) else str(v) for k, v in given.items()}
+    given = {k: v if _jsonable(v) else str(v) for k, v in params.given.items()}
     return given | {"prompts": prompts, "samples": samples, "false_alarm": false_alarm}
 
 

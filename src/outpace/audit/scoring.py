@@ -100,7 +100,7 @@ class PlainScorer:
             ContextLengthError: a text is longer than the model's context.
         """
         longest = max(map(len, texts), default=0)
-        if len(prompt) + longest - 1 > self.model.context_length:
+        if not self.fits([prompt], longest):
             raise ContextLengthError(
                 f"{len(prompt)} prompt tokens and {longest} more need {len(prompt) + longest - 1} "
                 f"positions, the scoring model has {self.model.context_length}: use shorter ones"

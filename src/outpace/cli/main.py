@@ -88,5 +88,5 @@ def main() -> None:
         code = run()
     except Exception:  # a fault of ours; 1 would be an audit's verdict
         traceback.print_exc()
-        code = os.EX_SOFTWARE if hasattr(os, "EX_SOFTWARE") else 70
+        code = 70
     sys.exit(code)

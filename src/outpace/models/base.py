@@ -171,7 +171,7 @@ def prefill(
     Of many requests with the same prompt the first reads it, and the others copy its slot.
     """
     first = not cache.lengths[slot]
-    if not taps and len(tokens) and cache.share(slot, tokens):
+    if first and not taps and len(tokens) and cache.share(slot, tokens):
         return ()
     parts: list[tuple[Tensor, ...]] = []
     start = 0

@@ -108,7 +108,7 @@ class SlotCache:
         """Fill an empty slot from another that has read the very same prompt, if there is one."""
         wanted = list(prompt)
         source = next((s for s, read in self._prompts.items() if read == wanted), None)
-        if source is None or self.lengths[slot]:
+        if source is None:
             return False
         self.reserve([slot], len(wanted))
         for tensor in self.storage:
