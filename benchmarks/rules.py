@@ -90,7 +90,7 @@ def generator(loaded: Generator, k: int, rule: str) -> Generator:
     assert isinstance(drafter, ModelDrafter)
     return Generator(
         target,
-        ModelDrafter(drafter.model, target.vocab_size) if k else None,
+        ModelDrafter(drafter.model) if k else None,
         k,
         tokenizer=loaded.tokenizer,
         eos=loaded.eos_token_ids,

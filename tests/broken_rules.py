@@ -185,3 +185,63 @@ class JudgesByRatio(SoundBlock):
 
 WRONG_BLOCKS = [StopsAtTheFirst, ForgetsTheWeight, Unclamped, JudgesByRatio]
 WRONG_LAW = [NoResidual, NotRenormalised, InvertedRatio, WrongRowResidual]
+
+
+class SoundTree(TokenVerifier):
+    """Token verification of trees in lists, open to sabotage."""
+
+    def left(self, p, q, x):
+        """What a rejected child leaves, normalised."""
+        rest = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
+        return [a / sum(rest) for a in rest] if any(rest) else p
+
+    def one(self, p, q, tokens, tree, accept, target):
+        path, row = [], p[0]
+        for node, parent in enumerate(tree.parents):
+            if parent == (path[-1] if path else -1):
+                x = tokens[node]
+                if q[node][x] > 0 and accept[node] * q[node][x] < row[x]:
+                    path.append(node)
+                    row = p[node + 1]
+                else:
+                    row = self.left(row, q[node], x)
+        u = torch.tensor(target[len(path)], dtype=torch.float64)
+        return path, int(categorical(torch.tensor(row, dtype=torch.float64), u))
+
+    def __call__(self, p, draft, noise):
+        if isinstance(draft.law, Rows):
+            q = draft.law.q
+        else:
+            q = torch.nn.functional.one_hot(draft.tokens, p.shape[-1])
+        given = zip(p, q, draft.tokens, draft.trees, noise.accept, noise.target, strict=True)
+        ends = [
+            self.one(a.tolist(), b.tolist(), t.tolist(), tree, u.tolist(), v.tolist())
+            for a, b, t, tree, u, v in given
+        ]
+        tokens = torch.tensor([t for _, t in ends])
+        return Verdict.of([path for path, _ in ends], draft.tokens.shape[1], tokens)
+
+
+class ForgetsTheRejected(SoundTree):
+    """Every child is held against p itself."""
+
+    def left(self, p, q, x):
+        return p
+
+
+class StrikesOut(SoundTree):
+    """A rejected child is struck out though it was drawn."""
+
+    def left(self, p, q, x):
+        rest = [0.0 if i == x else a for i, a in enumerate(p)]
+        return [a / sum(rest) for a in rest] if any(rest) else p
+
+
+class LeavesUnnormalised(SoundTree):
+    """What a rejection leaves is taken for a law as it is."""
+
+    def left(self, p, q, x):
+        return [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
+
+
+WRONG_TREES = [ForgetsTheRejected, StrikesOut, LeavesUnnormalised]

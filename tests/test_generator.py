@@ -351,12 +351,13 @@ def test_nothing_is_loaded_before_everything_is_checked(pair, tmp_path, monkeypa
     for call, error, message in [
         (lambda: outpace.load(target, draft, k=-1), outpace.OptionError, "k must be"),
         (lambda: outpace.load(target, verifier="tokn"), outpace.OptionError, "did you mean"),
-        (lambda: outpace.load(target, verifier=None), outpace.OptionError, "unknown verifier"),
+        (lambda: outpace.load(target, verifier=5), outpace.OptionError, "unknown verifier"),
         (lambda: outpace.load(target, str(mamba)), outpace.UnsupportedModelError, "cannot be run"),
         (lambda: outpace.load(str(lost)), outpace.CheckpointError, "eos_token_id"),
         (lambda: outpace.load(target, dtype="int3"), outpace.OptionError, "unknown dtype"),
         (lambda: outpace.load(target, device="tpu9"), outpace.OptionError, "device"),
-        (lambda: outpace.load(target, "nowhere"), outpace.CheckpointError, "does not exist"),
+        (lambda: outpace.load(target, "nowhere"), outpace.OptionError, "there is no drafter"),
+        (lambda: outpace.load(target, "./nowhere"), outpace.CheckpointError, "does not exist"),
         (lambda: outpace.load("nowhere", draft), outpace.CheckpointError, "does not exist"),
     ]:
         with pytest.raises(error, match=message):

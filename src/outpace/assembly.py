@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from .drafters import Drafter, ModelDrafter
+from .drafters import Blueprint, Drafter, Setting, parse
 from .engine.checks import (
     check_compatible,
     check_k,
@@ -16,11 +16,11 @@ from .engine.checks import (
     check_request,
 )
 from .engine.pipeline import make_pipeline
+from .errors import OptionError
 from .generator import Generator, Messages, Prompt, encode, numbered
 from .models.loading import (
     Compile,
     Progress,
-    Source,
     check_compile,
     check_runner,
     choose_device,
@@ -31,9 +31,8 @@ from .models.loading import (
     load_tokenizer,
 )
 from .models.quantize import choose_quantization
-from .models.tokenizer import check_vocabularies
 from .types import SamplingParams
-from .verifiers import make_verifier
+from .verifiers import make_verifier, verifier_for
 
 
 class Assembly:
@@ -48,10 +47,10 @@ class Assembly:
     def __init__(
         self,
         model: str | Path,
-        drafter: str | Path | None = None,
-        k: int = 4,
+        drafter: str | Path | Drafter | None = None,
+        k: int | None = None,
         *,
-        verifier: str = "token",
+        verifier: str | None = None,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         max_batch: int = 8,
@@ -59,11 +58,14 @@ class Assembly:
         compile: Compile = "auto",
         quantize: str | None = None,
     ) -> None:
-        self._k, self._max_batch = check_k(k), check_max_batch(max_batch)
-        self._rule = make_verifier(verifier)
+        check_k(k)
+        self._k, self._max_batch = k, check_max_batch(max_batch)
+        self._draft = _blueprint(drafter)
+        laws = self._draft.laws if self._draft is not None else ()
+        self._rule = verifier_for(laws) if verifier is None else make_verifier(verifier)
         self.remarks: list[str] = []
-        if drafter is not None:
-            check_compatible(ModelDrafter, self._rule)
+        if self._draft is not None:
+            check_compatible(self._draft, self._rule)
             if not self._rule.lossless:
                 self.remarks.append(
                     f"the verifier {verifier!r} is lossy: sampled text is not the target's"
@@ -78,13 +80,9 @@ class Assembly:
         self._max_len = check_max_len(max_len, self._target.context_length)
         self.tokenizer = load_tokenizer(self._target)
         self._eos = eos_token_ids(self._target, self.tokenizer)
-        self._draft: Source | None = None
-        if drafter is not None:
-            self._draft = inspect_checkpoint(drafter)
-            check_runner(self._draft, self._device, compile, None)
-            self.remarks += check_vocabularies(
-                self.tokenizer, load_tokenizer(self._draft), self._draft.vocab_size
-            )
+        if self._draft is not None:
+            setting = Setting(self._target, self.tokenizer, self._device, compile, quantize)
+            self.remarks += self._draft.check(setting)
 
     def check(
         self,
@@ -120,12 +118,8 @@ class Assembly:
             quantize=self._quantize,
         )
         proposer: Drafter | None = None
-        if self._draft is not None and self._k:
-            # The draft runs as the target does; two precisions would only cost acceptance.
-            draft = load_model(
-                self._draft, target.dtype, target.device, progress, compile=self._compile
-            )
-            proposer = ModelDrafter(draft, target.vocab_size, self._draft.name)
+        if self._draft is not None and self._k != 0:
+            proposer = self._draft.build(target, progress)
         return Generator(
             target,
             proposer,
@@ -139,12 +133,22 @@ class Assembly:
         )
 
 
+def _blueprint(drafter: str | Path | Drafter | None) -> Blueprint | None:
+    if isinstance(drafter, (str, Path)):
+        return parse(drafter)
+    if drafter is not None and not isinstance(drafter, Drafter):
+        raise OptionError(
+            f"drafter takes a name, a path or an outpace.drafters.Drafter, not {drafter!r}"
+        )
+    return drafter
+
+
 def load(
     model: str | Path,
-    drafter: str | Path | None = None,
-    k: int = 4,
+    drafter: str | Path | Drafter | None = None,
+    k: int | None = None,
     *,
-    verifier: str = "token",
+    verifier: str | None = None,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     max_batch: int = 8,
@@ -157,11 +161,14 @@ def load(
 
     Args:
         model: a checkpoint folder, a hub id, or "demo" (shipped).
-        drafter: a smaller checkpoint of the same vocabulary ("demo-draft" is
-            shipped); None is plain decoding.
-        k: tokens drafted per round; 0 is plain decoding.
-        verifier: the rule for requests that sample: "token"; "block", which
-            accepts somewhat more; "match", whose seeded texts are plain
+        drafter: a name with its options ("ngram", "suffix:nodes=32"), a smaller
+            checkpoint of the same vocabulary ("demo-draft" is shipped), or a drafter
+            of one's own; None is plain decoding. `outpace drafters` lists them.
+        k: tokens drafted per round along the longest path; 0 is plain decoding,
+            None what the drafter takes by itself.
+        verifier: the rule for requests that sample: "token", the default for tokens
+            that were drawn; "block", which accepts somewhat more of them; "match",
+            the default for those that were not, whose seeded texts are plain
             decoding's, token by token; "coupled", whose seeded texts depend on
             the target alone, too, and which accepts more than "match"; "greedy",
             which takes requests at temperature 0 only; or "typical", which is

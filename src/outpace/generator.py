@@ -35,7 +35,7 @@ class Generator:
         self,
         target: LanguageModel,
         drafter: Drafter | None = None,
-        k: int = 4,
+        k: int | None = None,
         *,
         tokenizer: Tokenizer | None = None,
         eos: Sequence[int] = (),

@@ -392,6 +392,19 @@ Law = PointMass | Rows
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """A pass of which the first layers have run: their keys and values lie in the cache.
+
+    Attributes:
+        layer: how many they are.
+        states: `[B, T, H]` behind them, of the root and every node.
+    """
+
+    layer: int
+    states: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """What a drafter proposes for one round, for B sequences.
 
@@ -400,11 +413,13 @@ class Draft:
         law: how the tokens were drawn. It must be the truth: every verifier's
             exactness rests on it.
         trees: one shape per sequence.
+        resume: what drafting has computed of the target's pass, if it has.
     """
 
     tokens: Tensor
     law: Law
     trees: tuple[Tree, ...]
+    resume: Resume | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Completions:
     def __init__(self, ids="token_ids", many=True, keeps_end=False, ignored=(), **forced):
         self.ids, self.many, self.keeps_end = FORMATS[ids], many, keeps_end
         self.ignored, self.forced = ignored, forced
-        self.generator = Generator(TARGET, ModelDrafter(DRAFT, V), 3, eos=(EOS,), max_batch=16)
+        self.generator = Generator(TARGET, ModelDrafter(DRAFT), 3, eos=(EOS,), max_batch=16)
         self.fresh = itertools.count(10_000)
         self.bodies: list[dict] = []
         self.headers: list[dict] = []

@@ -55,7 +55,7 @@ def generator(
     rule=TokenVerifier, drafter=ModelDrafter, k=2, vocab=3, slots=16, models=None, **more
 ):
     target, draft = models or tables(vocab)
-    proposer = drafter(draft, vocab) if drafter else None
+    proposer = drafter(draft) if drafter else None
     return Generator(target, proposer, k, verifier=rule(), max_batch=slots, **more)
 
 

@@ -30,7 +30,7 @@ def models(sharpness: float = 1.5, kind=MarkovModel):
 
 def generator(rule=None, target=None, draft=None, **options) -> Generator:
     ours, other = models()
-    drafter = ModelDrafter(draft or other, V)
+    drafter = ModelDrafter(draft or other)
     return Generator(target or ours, drafter, 3, verifier=rule, max_batch=4, **options)
 
 

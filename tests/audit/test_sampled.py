@@ -44,7 +44,7 @@ SAMPLES = 4000
 
 def generator(verifier=None, drafter=ModelDrafter, k: int = 3, eos=(), target=TARGET) -> Generator:
     rule = verifier or TokenVerifier()
-    return Generator(target, drafter(DRAFT, V), k, eos=eos, verifier=rule, max_batch=256)
+    return Generator(target, drafter(DRAFT), k, eos=eos, verifier=rule, max_batch=256)
 
 
 def audit(system, params=PLAIN, samples: int = SAMPLES, **options):
@@ -133,7 +133,7 @@ def small_audits(count: int, rate: float):
     target = MarkovModel.random(5, 1, 3)
     draft = MarkovModel(0.5 * target.table + 0.5 * MarkovModel.random(5, 1, 4).table)
     params = SamplingParams(temperature=1.0, max_new_tokens=2)
-    engine = Generator(target, ModelDrafter(draft, 5), 2, max_batch=256)
+    engine = Generator(target, ModelDrafter(draft), 2, max_batch=256)
     system = GeneratorSystem(engine)
     own, other = scorers(engine)
     return [
@@ -248,7 +248,7 @@ def short(table, context: int) -> MarkovModel:
 
 def test_texts_that_a_smaller_max_len_cuts_are_sound():
     for length in (6, 40):
-        cut = Generator(TARGET, ModelDrafter(DRAFT, V), 3, max_batch=256, max_len=length)
+        cut = Generator(TARGET, ModelDrafter(DRAFT), 3, max_batch=256, max_len=length)
         assert audit(cut, replace(PLAIN, max_new_tokens=8), 500).sound
         for full in ("stop", "error"):
             params = replace(PLAIN, max_new_tokens=2, on_context_full=full)
@@ -275,7 +275,7 @@ def test_tokens_where_none_is_allowed_are_a_defect_and_no_error():
 
 
 def test_a_draft_with_too_short_a_context_is_left_out_of_the_tests():
-    drafter = ModelDrafter(short(DRAFT.table, 5), V)
+    drafter = ModelDrafter(short(DRAFT.table, 5))
     engine = Generator(TARGET, drafter, 3, max_batch=256)
     assert {t.kind for t in audit(engine, samples=500).tests} == {"tokens", "ranks"}
     with pytest.raises(ContextLengthError, match="the scoring model has 5"):
@@ -285,7 +285,7 @@ def test_a_draft_with_too_short_a_context_is_left_out_of_the_tests():
 @pytest.mark.parametrize("context", [64, 2])
 def test_an_audit_of_nothing_that_was_drafted_is_no_verdict(context):
     """The rule is lossy, and would be found if it were asked."""
-    drafter = ModelDrafter(short(DRAFT.table, context), V)
+    drafter = ModelDrafter(short(DRAFT.table, context))
     engine = Generator(TARGET, drafter, 3, verifier=TypicalVerifier(), max_batch=256)
     params = replace(PLAIN, max_new_tokens=1 if context == 64 else 6)
     with pytest.raises(OptionError, match="nothing was drafted"):

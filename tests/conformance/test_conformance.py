@@ -25,9 +25,9 @@ TARGET = MarkovModel.random(V, 2, 0)
 NEAR = MarkovModel(0.6 * TARGET.table + 0.4 * MarkovModel.random(V, 2, 1).table)
 
 DRAFTERS = {
-    "draft model": lambda: ModelDrafter(NEAR, V),
-    "narrow draft model": lambda: ModelDrafter(MarkovModel.random(V - 1, 1, 2), V),
-    "wide draft model": lambda: ModelDrafter(MarkovModel.random(V + 2, 3, 3), V),
+    "draft model": lambda: ModelDrafter(NEAR),
+    "narrow draft model": lambda: ModelDrafter(MarkovModel.random(V - 1, 1, 2)),
+    "wide draft model": lambda: ModelDrafter(MarkovModel.random(V + 2, 3, 3)),
 }
 SAMPLES = 3000
 PAIRS = list(itertools.product(DRAFTERS, VERIFIERS))

@@ -116,7 +116,7 @@ def run(engine: Engine, requests) -> list[Request]:
 
 
 def make(verifier: str, k: int, max_batch: int, draft: str = "near") -> Engine:
-    return Engine(TARGET, ModelDrafter(DRAFTS[draft], V), k, make_verifier(verifier), max_batch)
+    return Engine(TARGET, ModelDrafter(DRAFTS[draft]), k, make_verifier(verifier), max_batch)
 
 
 # --- greedy ---------------------------------------------------------------------------------

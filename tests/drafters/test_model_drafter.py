@@ -35,7 +35,7 @@ def test_the_draft_cache_holds_the_context_after_every_round(k, seed, agreement)
     the context, and after a full acceptance it lacks the last drafted token."""
     target = MarkovModel.random(V, 2, 0, sharpness=2)
     table = agreement * target.table + (1 - agreement) / V
-    drafter = ModelDrafter(MarkovModel(table), V)
+    drafter = ModelDrafter(MarkovModel(table))
     engine = Engine(target, drafter, k)
     params = SamplingParams(temperature=1.0, seed=seed, max_new_tokens=40, eos_token_ids=())
     request = engine.submit([1, 2, 3], params)
@@ -54,7 +54,7 @@ def test_the_draft_cache_holds_the_context_after_every_round(k, seed, agreement)
 def test_a_twin_of_the_target_is_always_accepted():
     """Any missing or stale row of the draft's cache would show as a rejection."""
     target = MarkovModel.random(V, 3, 0)
-    engine = Engine(target, ModelDrafter(target, V), 3)
+    engine = Engine(target, ModelDrafter(target), 3)
     run(engine, [1], temperature=1.0, seed=0, max_new_tokens=300, eos_token_ids=())
     assert engine.stats.acceptance_rate == 1.0
 
@@ -64,7 +64,7 @@ def test_a_twin_of_the_target_is_always_accepted():
 def test_vocabularies_of_other_width(width, temperature):
     """Ids the target lacks are never proposed, ids the draft lacks still come out."""
     target = MarkovModel.random(V, 2, 0, sharpness=0.5)
-    drafter = ModelDrafter(MarkovModel.random(width, 2, 1), V)
+    drafter = ModelDrafter(MarkovModel.random(width, 2, 1))
     engine = Engine(target, drafter, 3)
     options = {"temperature": temperature, "seed": 3, "max_new_tokens": 300, "eos_token_ids": ()}
     out = run(engine, [1, V - 1], **options)
@@ -108,7 +108,7 @@ def test_an_adapted_target_takes_a_lean_draft(pair):
     target = TransformersAdapter(build(kind, options))
     draft = load_model(inspect_checkpoint(pair / "draft"), "float32", "cpu")
     engines = [
-        Engine(target, ModelDrafter(draft, target.vocab_size), 3, max_batch=4),
+        Engine(target, ModelDrafter(draft), 3, max_batch=4),
         Engine(target, max_batch=4),
     ]
     assert run(engines[0], [5, 6], **GREEDY) == run(engines[1], [5, 6], **GREEDY)
@@ -126,7 +126,7 @@ def test_an_adapted_target_takes_a_lean_draft(pair):
 
 def test_no_noise_no_draw():
     """The drafter draws from the request's noise, never from a generator of its own."""
-    drafter = ModelDrafter(MarkovModel.random(V, 1, 0), V)
+    drafter = ModelDrafter(MarkovModel.random(V, 1, 0))
     engine = Engine(MarkovModel.random(V, 1, 1), drafter, 3)
     torch.manual_seed(0)
     before = torch.random.get_rng_state()

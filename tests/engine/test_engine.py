@@ -14,7 +14,7 @@ from outpace.engine import Engine
 from outpace.models import ForwardOutput, MarkovModel
 from outpace.trees import chain
 from outpace.types import Draft, PointMass, Rows, Tree
-from outpace.verifiers import GreedyVerifier, TokenVerifier
+from outpace.verifiers import BlockVerifier, GreedyVerifier, TokenVerifier
 
 V = 8
 TARGET = MarkovModel.random(V, 2, 0, sharpness=2.0)
@@ -35,7 +35,7 @@ def run(engine: Engine, requests, **options):
 
 
 def make(k: int = 4, target=TARGET, drafter=None, **options) -> Engine:
-    return Engine(target, drafter or ModelDrafter(mixed(), V), k, **options)
+    return Engine(target, drafter or ModelDrafter(mixed()), k, **options)
 
 
 requests = st.lists(
@@ -122,7 +122,7 @@ class TreeDrafter(ModelDrafter):
 def test_trees_go_through_the_same_round(prompts):
     """Greedy over branching drafts is plain decoding; KV of the path is kept, in order."""
     batch = [(p, SamplingParams(max_new_tokens=25, eos_token_ids=())) for p in prompts]
-    engine = make(3, drafter=TreeDrafter(mixed(), V), verifier=GreedyVerifier(), max_batch=3)
+    engine = make(3, drafter=TreeDrafter(mixed()), verifier=GreedyVerifier(), max_batch=3)
     fast = run(engine, batch)
     plain = run(Engine(TARGET, max_batch=3), batch)
     assert [s.emitted for s in fast] == [s.emitted for s in plain]
@@ -139,7 +139,7 @@ def test_a_path_gathered_wrongly_would_be_noticed(monkeypatch):
     monkeypatch.setattr(
         SlotCache, "commit", lambda self, slot, kept: honest(self, slot, range(len(kept)))
     )
-    fast = run(make(3, drafter=TreeDrafter(mixed(), V), verifier=GreedyVerifier()), batch)
+    fast = run(make(3, drafter=TreeDrafter(mixed()), verifier=GreedyVerifier()), batch)
     assert fast[0].emitted != plain[0].emitted
 
 
@@ -180,7 +180,7 @@ def test_near_ties_are_decided_in_a_pass_of_their_own(monkeypatch, trees, max_ba
 
     def fast():
         kind = TreeDrafter if trees else ModelDrafter
-        engine = Engine(target, kind(target, V), 3, GreedyVerifier(), max_batch)
+        engine = Engine(target, kind(target), 3, GreedyVerifier(), max_batch)
         found = run(engine, batch)
         events = [e for s in found for e in s.events]
         assert engine.stats.emitted == len(events) == 6 * 40
@@ -243,7 +243,7 @@ def counting(vocab: int = V) -> MarkovModel:
 @pytest.mark.parametrize("k", [0, 1, 3, 6])
 def test_eos_inside_a_block_cuts_everything_behind_it(k):
     """The text, the statistics and the stream see nothing behind the EOS token."""
-    engine = Engine(counting(), ModelDrafter(counting(), V), k)
+    engine = Engine(counting(), ModelDrafter(counting()), k)
     (s,) = run(engine, [([0], SamplingParams(eos_token_ids=(4,)))])
     assert s.emitted == [1, 2, 3, 4]
     assert s.finish_reason == "stop"
@@ -257,7 +257,7 @@ def test_eos_inside_a_block_cuts_everything_behind_it(k):
 
 @pytest.mark.parametrize("n", range(1, 9))
 def test_max_new_tokens_is_exact_and_nothing_is_drafted_past_it(n):
-    engine = Engine(counting(), ModelDrafter(counting(), V), 4)
+    engine = Engine(counting(), ModelDrafter(counting()), 4)
     (s,) = run(engine, [([0], SamplingParams(max_new_tokens=n, eos_token_ids=()))])
     assert len(s.emitted) == n
     assert s.finish_reason == "length"
@@ -268,7 +268,7 @@ def test_max_new_tokens_is_exact_and_nothing_is_drafted_past_it(n):
 @pytest.mark.parametrize("limit", [4, 7, 64])
 def test_the_context_ends_with_its_reason(k, limit):
     target = MarkovModel(counting().table, context_length=limit)
-    engine = Engine(target, ModelDrafter(counting(), V), k)
+    engine = Engine(target, ModelDrafter(counting()), k)
     (s,) = run(engine, [([0, 1], SamplingParams(max_new_tokens=500, eos_token_ids=()))])
     assert s.finish_reason == "context"
     assert len(s.tokens) == limit
@@ -277,7 +277,7 @@ def test_the_context_ends_with_its_reason(k, limit):
 
 def test_a_draft_with_a_short_context_falls_silent():
     short = MarkovModel(counting().table, context_length=10)
-    engine = Engine(counting(), ModelDrafter(short, V), 3)
+    engine = Engine(counting(), ModelDrafter(short), 3)
     batch = [([0] * n, SamplingParams(max_new_tokens=20, eos_token_ids=())) for n in (1, 9, 30)]
     for s in run(engine, batch):
         assert s.emitted == [(i + 1) % V for i in range(20)]
@@ -339,9 +339,9 @@ class PointOnly(TokenVerifier):
         (lambda: make(max_len=1), outpace.OptionError, "max_len"),
         (lambda: make(verifier=PointOnly()), outpace.IncompatibleError, "not exact for drafts"),
         (
-            lambda: make(drafter=TreeDrafter(DRAFT, V)),
+            lambda: make(drafter=TreeDrafter(DRAFT), verifier=BlockVerifier()),
             outpace.IncompatibleError,
-            "proposes trees and the verifier 'token' takes chains only",
+            "proposes trees and the verifier 'block' takes chains only",
         ),
         (lambda: make().submit([], SamplingParams()), outpace.OptionError, "prompt is empty"),
         (lambda: make().submit([V], SamplingParams()), outpace.OptionError, "outside the target"),
@@ -359,7 +359,7 @@ def test_what_cannot_work_is_refused(build, error, message):
 
 def test_draft_law_is_a_point_mass_only_when_all_are_greedy():
     """A greedy row among sampled ones carries one-hot rows: the law stays true."""
-    drafter = ModelDrafter(mixed(), V)
+    drafter = ModelDrafter(mixed())
     seen = []
     original = drafter.draft
 
@@ -387,7 +387,7 @@ def test_logits_that_are_no_numbers_are_an_error(temperature):
     broken = MarkovModel(TARGET.table)
     broken._log = broken._log.clone()
     broken._log[:, 3] = float("nan")
-    engine = Engine(broken, ModelDrafter(mixed(), V), 2)
+    engine = Engine(broken, ModelDrafter(mixed()), 2)
     engine.submit([1, 3], SamplingParams(temperature=temperature, seed=0))
     with pytest.raises(outpace.NumericsError, match="not numbers"):
         engine.step()

@@ -32,7 +32,7 @@ class Fragile(MarkovModel):
 
 def make(max_batch: int = 2) -> tuple[Fragile, Engine]:
     target = Fragile(MarkovModel.random(V, 2, 0).table)
-    drafter = ModelDrafter(MarkovModel.random(V, 2, 1), V)
+    drafter = ModelDrafter(MarkovModel.random(V, 2, 1))
     return target, Engine(target, drafter, 3, max_batch=max_batch)
 
 
@@ -66,9 +66,7 @@ def test_an_error_ends_who_took_part_and_frees_the_slots(call, error):
 @pytest.mark.parametrize("call", [1, 2, 4])
 def test_generate_raises_and_the_generator_stays_usable(call):
     target = Fragile(MarkovModel.random(V, 2, 0).table)
-    generator = outpace.Generator(
-        target, ModelDrafter(MarkovModel.random(V, 2, 1), V), 3, max_batch=1
-    )
+    generator = outpace.Generator(target, ModelDrafter(MarkovModel.random(V, 2, 1)), 3, max_batch=1)
     target.break_at = {call}
     for _ in range(2):
         with pytest.raises(RuntimeError, match="out of memory"):
@@ -95,7 +93,7 @@ def test_a_neighbour_learns_of_the_failure():
 def test_a_cancel_from_within_a_round_waits_for_its_end():
     """A garbage collector may drop an abandoned stream while a pass runs."""
     target = Fragile(MarkovModel.random(V, 2, 0).table)
-    generator = outpace.Generator(target, ModelDrafter(MarkovModel.random(V, 2, 1), V), 3)
+    generator = outpace.Generator(target, ModelDrafter(MarkovModel.random(V, 2, 1)), 3)
     doomed = [generator.stream([1, 2], params=PARAMS)]
     kept = generator.stream([3, 4], params=PARAMS)
     next(kept)

@@ -32,7 +32,7 @@ class Keeping(Engine):
 def growth(kind, requests):
     """Bytes and objects that the second half of so many requests left behind."""
     target, draft = (MarkovModel.random(V, 1, seed) for seed in (0, 1))
-    engine = kind(target, ModelDrafter(draft, V), 4)
+    engine = kind(target, ModelDrafter(draft), 4)
 
     def run(first, last):
         for seed in range(first, last):

@@ -133,7 +133,7 @@ def test_every_bit_is_that_of_plain_decoding(folders, compile, dtype, quantize, 
     total = Stats()
     for k in range(1, 13):
         for max_batch, some in ((8, requests), (1, requests[k % 8 : k % 8 + 1])):
-            engine = Engine(target, ModelDrafter(draft, 150), k, MatchVerifier(), max_batch)
+            engine = Engine(target, ModelDrafter(draft), k, MatchVerifier(), max_batch)
             fast = run(engine, some)
             expected = plain if max_batch == 8 else _one(plain, k % 8)
             assert same(fast, expected), (k, max_batch)
@@ -152,7 +152,7 @@ def test_coupled_texts_are_those_of_plain_decoding_by_races(folders, dtype, comp
     requests = requests_of(0.4, 24)
     plain = run(Engine(target, None, 0, CoupledVerifier(), max_batch=1), requests)
     for k, max_batch in ((1, 8), (4, 3), (7, 8)):
-        engine = Engine(target, ModelDrafter(draft, 150), k, CoupledVerifier(), max_batch)
+        engine = Engine(target, ModelDrafter(draft), k, CoupledVerifier(), max_batch)
         assert same(run(engine, requests), plain)
         assert 0.15 < engine.stats.acceptance_rate < 0.95
 
@@ -164,7 +164,7 @@ def _one(spoken: Spoken, i: int) -> Spoken:
 def differs(target, draft, temperature=0.0, verifier=None):
     requests = requests_of(temperature, 16)
     plain = run(Engine(target, max_batch=1), requests)
-    engine = Engine(target, ModelDrafter(draft, 150), 5, verifier or MatchVerifier(), 8)
+    engine = Engine(target, ModelDrafter(draft), 5, verifier or MatchVerifier(), 8)
     return not same(run(engine, requests), plain)
 
 

@@ -179,11 +179,11 @@ def test_a_tree_is_followed_as_far_as_it_holds_the_winners():
 # --- the engine --------------------------------------------------------------------------------
 
 DRAFTERS = {
-    "the target itself": lambda: ModelDrafter(TARGET, V),
-    "near": lambda: ModelDrafter(NEAR, V),
-    "unrelated": lambda: ModelDrafter(OTHER, V),
-    "narrow": lambda: ModelDrafter(MarkovModel.random(V - 1, 1, 2), V),
-    "wide": lambda: ModelDrafter(MarkovModel.random(V + 2, 3, 3), V),
+    "the target itself": lambda: ModelDrafter(TARGET),
+    "near": lambda: ModelDrafter(NEAR),
+    "unrelated": lambda: ModelDrafter(OTHER),
+    "narrow": lambda: ModelDrafter(MarkovModel.random(V - 1, 1, 2)),
+    "wide": lambda: ModelDrafter(MarkovModel.random(V + 2, 3, 3)),
 }
 REQUESTS = [
     ([i % V] * (1 + i % 5), SamplingParams(temperature=1.0, seed=i, max_new_tokens=12 + i % 5))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from broken_rules import (
     WRONG_BLOCKS,
     WRONG_LAW,
+    WRONG_TREES,
     AcceptsImpossible,
     InvertedRatio,
     NaNAtZeroMass,
@@ -18,6 +19,7 @@ from broken_rules import (
     SharedNoise,
     Sound,
     SoundBlock,
+    SoundTree,
     StopsAtTheFirst,
 )
 from outpace.audit.enumeration import (
@@ -25,6 +27,7 @@ from outpace.audit.enumeration import (
     NotEnumerableError,
     certain,
     chains,
+    drawn,
     impossible_at_zero,
     round_law,
     worst_error,
@@ -100,12 +103,13 @@ def test_rules_by_ratio_keep_the_law_for_point_masses(rule, k, data):
     assert error(rule(), p, certain(p, tokens)) < EXACT
 
 
-@pytest.mark.parametrize("twin", [Sound, SoundBlock])
+@pytest.mark.parametrize("twin", [Sound, SoundBlock, SoundTree])
 @settings(max_examples=15)
 @given(st.data())
 def test_the_twins_agree(twin, data):
     _, p, q = data.draw(rounds(2))
-    assert error(twin(), p, chains(q, p, 2)) < EXACT
+    tree = Tree((-1, -1, 0)) if twin is SoundTree else chain(2)
+    assert error(twin(), p, drawn(q, p, tree)) < EXACT
 
 
 @settings(max_examples=60)
@@ -141,6 +145,46 @@ def test_match_keeps_the_law_whatever_was_drafted(data):
     tree = Tree(tuple(data.draw(st.integers(-1, i - 1)) for i in range(size)))
     tokens = data.draw(st.lists(st.integers(0, vocab - 1), min_size=size, max_size=size))
     assert error(MatchVerifier(), p, certain(p, tokens, tree)) < EXACT
+
+
+TREES = [Tree((-1, -1)), Tree((-1, 0, -1)), Tree((-1, -1, 0)), Tree((-1, 0, 0)), Tree((-1,) * 3)]
+
+
+@pytest.mark.parametrize("tree", TREES)
+@settings(max_examples=15)
+@given(st.data())
+def test_token_verification_keeps_the_law_of_drawn_trees(tree, data):
+    """Of children that are drawn independently, with doubles among them."""
+    table = tables(3 if len(tree) < 3 else 2)
+    p, q = data.draw(table), data.draw(table)
+    assert error(TokenVerifier(), p, drawn(q, p, tree)) < EXACT
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_token_verification_keeps_the_law_of_trees_that_are_certain(data):
+    vocab, p, _ = data.draw(rounds(2))
+    size = data.draw(st.integers(0, 4))
+    tree = Tree(tuple(data.draw(st.integers(-1, i - 1)) for i in range(size)))
+    tokens = data.draw(st.lists(st.integers(0, vocab - 1), min_size=size, max_size=size))
+    assert error(TokenVerifier(), p, certain(p, tokens, tree)) < EXACT
+
+
+@pytest.mark.parametrize("tokens", [[0, 1], [2, 0, 1], [1, 1]])
+def test_of_children_that_are_certain_as_many_pass_as_the_target_wants(tokens):
+    """By token verification and by match: the sum of p over the children."""
+    for rule in (TokenVerifier(), MatchVerifier()):
+        emitted = round_law(rule, certain(p_table, tokens, Tree((-1,) * len(tokens))))
+        accepted = sum(mass for said, mass in emitted.items() if len(said) == 2)
+        assert accepted == pytest.approx(sum(float(P[()][t]) for t in set(tokens)), abs=EXACT)
+
+
+@pytest.mark.parametrize("rule", WRONG_TREES)
+def test_broken_rules_are_caught_on_trees(rule):
+    tree = Tree((-1, -1, 0))
+    drafts = [drawn(q_table, p_table, tree), certain(p_table, (0, 1, 2), tree)]
+    worst = max(error(rule(), p_table, drafted) for drafted in drafts)
+    assert worst > 1e-2
 
 
 @settings(max_examples=40)

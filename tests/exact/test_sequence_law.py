@@ -86,7 +86,7 @@ def p_value(found: Counter, law: dict[tuple[int, ...], float]) -> float:
 
 
 def engine(k: int, drafter=None, verifier=None) -> Engine:
-    drafter = drafter or ModelDrafter(DRAFT, V)
+    drafter = drafter or ModelDrafter(DRAFT)
     return Engine(TARGET, drafter if k else None, k, verifier, max_batch=256)
 
 
@@ -154,7 +154,7 @@ class OutOfSync(ModelDrafter):
 
 @pytest.mark.parametrize("broken", [Misreporting, DropsUnlikely])
 def test_a_drafter_with_the_wrong_law_is_caught(broken):
-    found = words(engine(3, broken(DRAFT, V)), 20_000)
+    found = words(engine(3, broken(DRAFT)), 20_000)
     assert p_value(found, word_law()) < FALSE_ALARM
 
 
@@ -177,11 +177,11 @@ def test_streams_that_share_noise_are_caught(monkeypatch):
 
 def test_a_stale_draft_cache_costs_acceptance_only():
     """A drafter cannot break the law; one in sync with a copy of the target never errs."""
-    sloppy = engine(3, OutOfSync(DRAFT, V))
+    sloppy = engine(3, OutOfSync(DRAFT))
     assert p_value(words(sloppy, 20_000), word_law()) > FALSE_ALARM
     rates = []
     for kind in (ModelDrafter, OutOfSync):
-        twin = engine(2, kind(TARGET, V))  # rounds that do not begin with a word
+        twin = engine(2, kind(TARGET))  # rounds that do not begin with a word
         words(twin, 2_000)
         rates.append(twin.stats.acceptance_rate)
     assert rates[0] == 1.0

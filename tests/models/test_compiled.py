@@ -506,8 +506,8 @@ class StepByStep:
 
 def draft_with(model, library, temperatures, texts, budgets, cut=(), races=False, **filters):
     """A draft, what the cache then holds, and a second draft behind what was kept of it."""
-    drafter = ModelDrafter(model, model.vocab_size)
-    drafter.start(4, model.context_length)
+    drafter = ModelDrafter(model)
+    drafter.start(model, model.new_cache(4, model.context_length))
     slots = [3, 0, 2][: len(texts)]
     params = [SamplingParams(temperature=t, max_new_tokens=9, **filters) for t in temperatures]
     warp = Warp(params, model.vocab_size, torch.device("cpu"), library)
@@ -578,8 +578,8 @@ def test_a_rollout_is_used_and_can_differ(saved, monkeypatch):
 
 def test_a_rollout_goes_through_filters(saved):
     model = saved("llama-tied-gqa").load()
-    drafter = ModelDrafter(model, model.vocab_size)
-    drafter.start(1, 128)
+    drafter = ModelDrafter(model)
+    drafter.start(model, model.new_cache(1, 128))
     drafter.open(Context(0, text(9)))
     params = SamplingParams(temperature=1.0, top_k=1)
     warp = Warp([params], model.vocab_size, torch.device("cpu"), model.library)

@@ -209,7 +209,7 @@ def test_speculation_changes_no_bit(graphed, k):
         generator = Generator(target, drafter, k, max_batch=1)
         return generator.generate(text(9), max_new_tokens=300, temperature=0, eos_token_ids=())
 
-    plain, fast = run(None), run(ModelDrafter(graphed("llama2"), target.vocab_size))
+    plain, fast = run(None), run(ModelDrafter(graphed("llama2")))
     assert fast.token_ids == plain.token_ids
     assert [e.logprob for e in fast.tokens] == [e.logprob for e in plain.tokens]
     assert fast.stats.tokens_per_pass > 1

@@ -401,29 +401,39 @@ def chains(
     k: int,
     report: Callable[[tuple[int, ...]], Tensor] | None = None,
 ) -> list[Drafted]:
-    """Every chain of K tokens that q can draw.
+    """Every chain of K tokens that q can draw; see `drawn`."""
+    return drawn(q, p, chain(k), report)
+
+
+def drawn(
+    q: Callable[[tuple[int, ...]], Tensor],
+    p: Callable[[tuple[int, ...]], Tensor],
+    tree: Tree,
+    report: Callable[[tuple[int, ...]], Tensor] | None = None,
+) -> list[Drafted]:
+    """Every draft of a shape that q can draw, each node on its own.
 
     Args:
         report: the rows that the draft claims to be drawn from, if not q.
     """
     found: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
-    for _ in range(k):
+    for parent in tree.parents:
         found = [
             (mass * float(row[token]), (*tokens, token))
             for mass, tokens in found
-            for row in [q(tokens)]
+            for row in [q(_texts(tree, tokens)[parent + 1])]
             for token in row.nonzero().flatten().tolist()
         ]
     rows = report or q
-    tokens = torch.tensor([t for _, t in found], dtype=torch.int64).view(len(found), k)
-    said = [torch.stack([rows(t[:i]) for i in range(k)]) for _, t in found] if k else []
+    texts = [_texts(tree, t) for _, t in found]
+    said = [torch.stack([rows(t[parent + 1]) for parent in tree.parents]) for t in texts if tree]
     return [
         Drafted(
             torch.tensor([mass for mass, _ in found], dtype=torch.float64),
-            tokens,
-            torch.stack(said) if k else None,
-            torch.stack([torch.stack([p(t[:i]) for i in range(k + 1)]) for _, t in found]),
-            chain(k),
+            torch.tensor([t for _, t in found], dtype=torch.int64).view(len(found), len(tree)),
+            torch.stack(said) if said else None,
+            torch.stack([torch.stack([p(text) for text in t]) for t in texts]),
+            tree,
         )
     ]
 
@@ -433,15 +443,20 @@ def certain(
 ) -> list[Drafted]:
     """The one draft of a drafter that is certain."""
     tree = tree or chain(len(tokens))
-    paths: list[tuple[int, ...]] = [()]
-    for node, parent in enumerate(tree.parents):
-        paths.append((*paths[parent + 1], tokens[node]))
     return [
         Drafted(
             torch.ones(1, dtype=torch.float64),
             torch.tensor([list(tokens)], dtype=torch.int64).view(1, len(tree)),
             None,
-            torch.stack([p(path) for path in paths]).unsqueeze(0),
+            torch.stack([p(text) for text in _texts(tree, tokens)]).unsqueeze(0),
             tree,
         )
     ]
+
+
+def _texts(tree: Tree, tokens: Sequence[int]) -> list[tuple[int, ...]]:
+    """What stands before each row: the root's, then those of the nodes that have tokens."""
+    texts: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tokens, tree.parents, strict=False):
+        texts.append((*texts[parent + 1], token))
+    return texts

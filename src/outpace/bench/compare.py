@@ -1,4 +1,4 @@
-"""The three-way comparison: draft only, target only, speculative, interleaved."""
+"""The comparison: target only, speculative, and a draft model alone, interleaved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..generator import Generator, encode
 from ..models.loading import Progress
 from ..types import SamplingParams
 
-MODES = ("draft only", "target only", "speculative")
+DRAFT, PLAIN, FAST = "draft only", "target only", "speculative"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,29 +128,29 @@ def compare(
     untimed prompt warms every mode up.
 
     Raises:
-        OptionError: the generator has no draft model, or nothing to measure.
+        OptionError: the generator has no drafter, or nothing to measure.
     """
     drafter = generator.engine.drafter
-    if not isinstance(drafter, ModelDrafter):
-        raise OptionError("bench compares with a draft model: give --drafter")
+    if drafter is None:
+        raise OptionError("bench measures a drafter: give --drafter")
     if not prompts or repeats < 1:
         raise OptionError("bench needs at least one prompt and one repeat")
     target = generator.engine.target
     tokenizer = generator.tokenizer
     params = replace(params, eos_token_ids=())
-    _check_room(generator, drafter.model.context_length, prompts, params)
-    runs = {
-        "draft only": Generator(drafter.model, tokenizer=tokenizer, max_batch=1),
-        "target only": Generator(target, tokenizer=tokenizer, max_batch=1),
-        "speculative": generator,
-    }
-    seconds: dict[str, list[list[float]]] = {m: [[] for _ in prompts] for m in MODES}
-    tokens: dict[str, list[tuple[int, ...]]] = {m: [()] * len(prompts) for m in MODES}
-    stats = {m: [Stats() for _ in prompts] for m in MODES}
+    runs: dict[str, Generator] = {}
+    if isinstance(drafter, ModelDrafter):
+        _check_room(generator, drafter.model.context_length, prompts, params)
+        runs[DRAFT] = Generator(drafter.model, tokenizer=tokenizer, max_batch=1)
+    runs[PLAIN] = Generator(target, tokenizer=tokenizer, max_batch=1)
+    runs[FAST] = generator
+    seconds: dict[str, list[list[float]]] = {m: [[] for _ in prompts] for m in runs}
+    tokens: dict[str, list[tuple[int, ...]]] = {m: [()] * len(prompts) for m in runs}
+    stats = {m: [Stats() for _ in prompts] for m in runs}
     done = 0
     for repeat in range(-1, repeats):
         for i, prompt in enumerate(prompts if repeat >= 0 else prompts[:1]):
-            for mode in MODES:
+            for mode in runs:
                 began = time.perf_counter()
                 result = runs[mode].generate(prompt, params=params)
                 spent = time.perf_counter() - began
@@ -159,14 +159,14 @@ def compare(
                     tokens[mode][i] = result.token_ids
                     stats[mode][i] = stats[mode][i].merge(result.stats)
                     done += 1
-                    progress("measuring", done, len(prompts) * repeats * len(MODES))
+                    progress("measuring", done, len(prompts) * repeats * len(runs))
     speed = {
         m: [len(tokens[m][i]) / statistics.median(seconds[m][i]) for i in range(len(prompts))]
-        for m in MODES
+        for m in runs
     }
     rows = []
-    for mode in MODES:
-        ratio = [s / t for s, t in zip(speed[mode], speed["target only"], strict=True)]
+    for mode in runs:
+        ratio = [s / t for s, t in zip(speed[mode], speed[PLAIN], strict=True)]
         rows.append(
             Row(
                 mode,
@@ -177,16 +177,14 @@ def compare(
                 functools.reduce(Stats.merge, stats[mode]),
             )
         )
-    pairs = list(zip(stats["target only"], stats["speculative"], strict=True))
+    pairs = list(zip(stats[PLAIN], stats[FAST], strict=True))
     cost = statistics.median(_cost(plain, fast) for plain, fast in pairs)
     return Comparison(
         rows=tuple(rows),
-        realised=rows[2].speedup,
+        realised=rows[-1].speedup,
         decoding=statistics.median(_pace(plain) / _pace(fast) for plain, fast in pairs),
         cost=cost,
-        predicted=expected_speedup(rows[2].stats, cost),
-        identical=sum(
-            a == b for a, b in zip(tokens["target only"], tokens["speculative"], strict=True)
-        ),
+        predicted=expected_speedup(rows[-1].stats, cost),
+        identical=sum(a == b for a, b in zip(tokens[PLAIN], tokens[FAST], strict=True)),
         prompts=len(prompts),
     )

@@ -27,11 +27,14 @@ def audit(
     model: common.Model = "demo",
     drafter: common.DrafterName = None,
     k: Annotated[
-        int | None, typer.Option("-k", "--k", help="Tokens drafted per round; by default 4.")
+        int | None,
+        typer.Option(
+            "-k", "--k", help="Tokens drafted per round; by default the drafter's own, or 4."
+        ),
     ] = None,
     verifier: Annotated[
         str | None,
-        typer.Option("--verifier", help="Rule of outpace under audit; by default token."),
+        typer.Option("--verifier", help="Rule of outpace under audit; by default as generate."),
     ] = None,
     engine: Annotated[
         str,
@@ -124,7 +127,7 @@ def audit(
         "-k": k,
     }
     _check_engine(engine, drafter, {name for name, value in given.items() if value is not None})
-    k = 4 if k is None else k
+    k = 4 if k is None and not ours else k
     if not ours and not params.transform_draft:
         raise OptionError(f"--target-alone is about drafts of outpace, not {engine}: leave it out")
     if engine == "transformers":
@@ -137,8 +140,8 @@ def audit(
             check_early_exit(early_exit, inspect_checkpoint(model).config)
     elif not ours:
         check_sendable(params)
-    verifier = verifier or "token"
-    if mode and "exact" in mode and (not ours or make_verifier(verifier).coupled):
+    coupled = verifier is not None and make_verifier(verifier).coupled
+    if mode and "exact" in mode and (not ours or coupled):
         whom = f"the verifier {verifier!r}" if ours else engine
         raise OptionError(f"--mode exact cannot enumerate {whom}: use --mode sampled")
     for package in ("scipy", "matplotlib") if plot else ("scipy",):
@@ -152,7 +155,7 @@ def audit(
     name = common.drafter_for(model, drafter)
     if not ours and (prompt_lookup is not None or early_exit is not None):
         name = None
-    if ours and (name is None or not k):
+    if ours and (name is None or k == 0):
         raise OptionError("nothing is drafted, so there is nothing to audit: give --drafter and -k")
     generator = common.load_with_bar(
         model,
@@ -170,7 +173,7 @@ def audit(
     ids = [generator.tokenizer.encode(text) for text in texts]
     system: Generator | System = generator
     if engine == "transformers":
-        system = _transformers(generator, model, name, k, prompt_lookup, early_exit)
+        system = _transformers(generator, model, name, k or 0, prompt_lookup, early_exit)
     elif served_model is not None:
         system = _endpoint(generator, engine, served_model, together or 16)
     scorer, draft = scorers(generator)

@@ -23,8 +23,8 @@ def bench(
     repeats: Annotated[int, typer.Option("--repeats", "-r", help="Runs per prompt.")] = 3,
     model: common.Model = "demo",
     drafter: common.DrafterName = None,
-    k: common.DraftLength = 4,
-    verifier: common.VerifierName = "token",
+    k: common.DraftLength = None,
+    verifier: common.VerifierName = None,
     seed: common.Seed = 0,
     max_new_tokens: common.MaxNewTokens = 128,
     dtype: common.Dtype = None,
@@ -45,7 +45,7 @@ def bench(
         raise OptionError("--repeats must be at least 1")
     name = common.drafter_for(model, drafter)
     if name is None or k == 0:
-        raise OptionError("bench compares with a draft model: give --drafter and -k 1 or more")
+        raise OptionError("bench measures a drafter: give --drafter and -k 1 or more")
     texts = common.prompts_of(prompt_file, prompts)
     generator = common.load_with_bar(
         model,
@@ -62,8 +62,9 @@ def bench(
     with common.progress_bars(no_color) as advance:
         found = compare(generator, texts, params, repeats, advance)
     if as_json:
-        target = generator.engine.target
-        setting = {"model": model, "drafter": name, "k": k, "verifier": verifier}
+        engine, target = generator.engine, generator.engine.target
+        setting = {"model": model, "drafter": name, "k": engine.k}
+        setting |= {"verifier": engine.verifier.name}
         setting |= {"temperature": params.temperature, "quantize": quantize}
         machine = {"device": str(target.device), "dtype": str(target.dtype).removeprefix("torch.")}
         print(json.dumps(setting | machine | found.to_dict()))
@@ -91,7 +92,7 @@ def _print(found: Comparison, temperature: float, console: object) -> None:
             f"{row.speedup:.2f}x",
         )
     console.print(table)
-    stats = found.rows[2].stats
+    stats = found.rows[-1].stats
     alphas = " ".join(f"{a:.2f}" for a in stats.alpha) or "-"
     console.print(
         f"α by depth {alphas} · {stats.tokens_per_pass:.2f} tokens per pass · the formula gives "

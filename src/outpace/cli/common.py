@@ -31,17 +31,23 @@ DrafterName = Annotated[
     typer.Option(
         "--drafter",
         "-d",
-        help="Draft model: folder, hub id, 'demo-draft', or 'none'; "
+        help="A name (see 'outpace drafters'), a draft model's folder or hub id, or 'none'; "
         "by default demo-draft for the demo model, else none.",
     ),
 ]
-DraftLength = Annotated[int, typer.Option("-k", "--k", help="Tokens drafted per round; 0: plain.")]
+DraftLength = Annotated[
+    int | None,
+    typer.Option(
+        "-k", "--k", help="Tokens drafted per round; 0: plain; by default the drafter's own."
+    ),
+]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy decoding.")]
 VerifierName = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--verifier",
-        help="Rule for sampled requests: token, block, match, coupled, greedy; typical is lossy.",
+        help="Rule for sampled requests: token, block, match, coupled, greedy; typical is lossy. "
+        "By default token, or match for drafts that are not drawn.",
     ),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")]
@@ -192,7 +198,7 @@ def drafter_for(model: str, drafter: str | None) -> str | None:
 def load_with_bar(
     model: str,
     drafter: str | None,
-    k: int,
+    k: int | None,
     dtype: str | None,
     device: str | None,
     check: Callable[[Assembly], None] = lambda assembly: None,

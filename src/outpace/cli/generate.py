@@ -28,8 +28,8 @@ def generate(
     ] = None,
     model: common.Model = "demo",
     drafter: common.DrafterName = None,
-    k: common.DraftLength = 4,
-    verifier: common.VerifierName = "token",
+    k: common.DraftLength = None,
+    verifier: common.VerifierName = None,
     seed: common.Seed = None,
     max_new_tokens: common.MaxNewTokens = 128,
     stop: Annotated[

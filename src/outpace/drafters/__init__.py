@@ -1,6 +1,36 @@
 """Drafters, one file each, behind one contract."""
 
-from .base import Commit, Context, Drafter
+from .base import Commit, Context, Drafter, certain
+from .blueprint import Blueprint, Setting
+from .early_exit import EarlyExitDrafter
+from .lookahead import LookaheadDrafter
+from .memory import Memory
 from .model import ModelDrafter
+from .ngram import NgramDrafter
+from .quantized import QuantizedDrafter
+from .recycling import RecyclingDrafter
+from .registry import BUILT_IN, Entry, entries, parse
+from .skip import SkipDrafter
+from .suffix import SuffixDrafter
 
-__all__ = ["Commit", "Context", "Drafter", "ModelDrafter"]
+__all__ = [
+    "BUILT_IN",
+    "Blueprint",
+    "Commit",
+    "Context",
+    "Drafter",
+    "EarlyExitDrafter",
+    "Entry",
+    "LookaheadDrafter",
+    "Memory",
+    "ModelDrafter",
+    "NgramDrafter",
+    "QuantizedDrafter",
+    "RecyclingDrafter",
+    "Setting",
+    "SkipDrafter",
+    "SuffixDrafter",
+    "certain",
+    "entries",
+    "parse",
+]

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
+from ..models.base import LanguageModel
+from ..models.cache import SlotCache
 from ..sampling import DraftNoise, Warp
-from ..types import Draft, Law
+from ..types import Draft, Law, PointMass, Tree
+
+if TYPE_CHECKING:
+    from ..models.loading import Progress
+    from .blueprint import Setting
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A sequence as a drafter sees it: its slot and every committed token (read only)."""
+    """A sequence as a drafter sees it.
+
+    Attributes:
+        tokens: every committed token, a list that grows (read only).
+        prompt_length: how many of them are the prompt's.
+    """
 
     slot: int
     tokens: Sequence[int]
+    prompt_length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,29 +42,63 @@ class Commit:
             round emitted anything, the context holds their tokens and one more.
         features: the target's tapped states `[rows, H]` per tap, for the round's
             root and this path; none if the round emitted nothing.
+        block: the tokens of the round's root and of all nodes, kept or not.
+        top: `[len(block), tops]` int64, the target's likeliest tokens behind each
+            of them, the likeliest first; there if the drafter has `tops`.
     """
 
     slot: int
     path: Sequence[int]
     features: tuple[Tensor, ...] = ()
+    block: Sequence[int] = ()
+    top: Tensor | None = None
 
 
-class Drafter(Protocol):
-    """Proposes drafts for slots; the engine opens, feeds and closes them.
+class Drafter:
+    """Proposes drafts for slots; the engine starts it once, then opens, feeds and closes slots.
+
+    Whatever it proposes, texts keep the target's law as long as each draft says
+    truly how it was drawn.
 
     Attributes:
         laws: every law its drafts may carry.
         proposes_trees: whether its drafts may branch.
         taps: target layers whose output it wants to see.
+        tops: how many of the target's likeliest tokens it wants to see per row.
+        k: the draft length it takes where none is asked for.
+        requires: what it needs of a target or a machine, in a few words.
     """
 
+    requires: str = "any model"
     name: str
-    laws: ClassVar[tuple[type[Law], ...]]
-    proposes_trees: ClassVar[bool]
-    taps: tuple[int, ...]
+    laws: tuple[type[Law], ...] = (PointMass,)
+    proposes_trees: bool = False
+    taps: tuple[int, ...] = ()
+    tops: int = 0
+    k: int = 4
 
-    def start(self, slots: int, max_len: int) -> None:
-        """Called once by the engine that will use it, before any slot is opened."""
+    def check(self, setting: Setting) -> Sequence[str]:
+        """Whether it can draft for a target whose weights are not read yet; remarks worth showing.
+
+        Raises:
+            OutpaceError: it cannot; the message says why, and what could.
+        """
+        return ()
+
+    def build(self, target: LanguageModel, progress: Progress) -> Drafter:
+        """What drafts for a target: itself."""
+        return self
+
+    def start(self, target: LanguageModel, cache: SlotCache) -> None:
+        """Called by the engine that will use it, before any slot is opened.
+
+        Args:
+            cache: the target's. A drafter that runs the target's layers may write
+                behind the committed length of a slot, as a pass does.
+
+        Raises:
+            IncompatibleError: it cannot draft for this target.
+        """
 
     def open(self, context: Context, features: tuple[Tensor, ...] = ()) -> None:
         """A sequence begins; `features` are the prompt's tapped states, last token excepted."""
@@ -69,10 +116,18 @@ class Drafter(Protocol):
             warp: the sequences' own sampling parameters.
             noise: what tokens are drawn with; None when every sequence is greedy.
         """
-        ...
+        raise NotImplementedError
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """The round is over; the contexts already hold what it emitted."""
 
     def close(self, slot: int) -> None:
         """The sequence is gone; its slot will be opened anew."""
+
+
+def certain(proposals: Sequence[tuple[Sequence[int], Tree]], device: torch.device) -> Draft:
+    """A draft of tokens that were not drawn: each sequence's nodes, and their shape."""
+    width = max(len(tokens) for tokens, _ in proposals)
+    rows = [[*tokens, *[0] * (width - len(tokens))] for tokens, _ in proposals]
+    tokens = torch.tensor(rows, dtype=torch.int64, device=device).view(len(rows), width)
+    return Draft(tokens, PointMass(), tuple(tree for _, tree in proposals))

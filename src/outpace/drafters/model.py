@@ -10,7 +10,7 @@ is in sync after every outcome.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -21,34 +21,36 @@ from ..models.cache import SlotCache
 from ..sampling import DraftNoise, Warp, argmax, law_device
 from ..trees import chain
 from ..types import Draft, Law, PointMass, Rows
-from .base import Commit, Context
+from .base import Commit, Context, Drafter
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts chains with a language model.
 
-    Args:
-        model: the draft model.
-        vocab_size: the target's V. Logits of ids the target lacks are cut off,
-            ids the draft lacks get probability 0; both keep the law exact.
+    Logits of ids the target lacks are cut off, ids the draft lacks get
+    probability 0; both keep the law exact.
     """
 
-    laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
-    proposes_trees: ClassVar[bool] = False
+    name = "draft model"
+    laws = (PointMass, Rows)
+    keeps_states = False
+    """Whether the states behind the model's last layer are kept, of every token that is fed."""
 
-    name: str = "draft model"
-
-    def __init__(self, model: LanguageModel, vocab_size: int, name: str = name) -> None:
+    def __init__(self, model: LanguageModel, name: str = name) -> None:
         self.model = model
         self.name = name
-        self.taps: tuple[int, ...] = ()
-        self._vocab_size = vocab_size
-        self._rolls_out = isinstance(model, RollsOut) and model.vocab_size == vocab_size
+        self._vocab_size: int  # the target's
+        self._rolls_out: bool
         self._cache: SlotCache
         self._drafted: dict[int, int] = {}  # slot -> drafted tokens its cache holds
+        self._model_taps: tuple[int, ...] = ()
+        self._states: list[Tensor] = []
 
-    def start(self, slots: int, max_len: int) -> None:
-        self._cache = self.model.new_cache(slots, max_len)
+    def start(self, target: LanguageModel, cache: SlotCache) -> None:
+        self._vocab_size = target.vocab_size
+        same = self.model.vocab_size == target.vocab_size
+        self._rolls_out = same and isinstance(self.model, RollsOut)
+        self._cache = self.model.new_cache(cache.slots, cache.max_len)
 
     def open(self, context: Context, features: tuple[Tensor, ...] = ()) -> None:
         self._cache.truncate(context.slot, 0)
@@ -111,19 +113,31 @@ class ModelDrafter:
         if self._rolls_out and (warp.by_kernels or (warp.all_greedy and not warp.shapes)):
             ends = [len(m) - 1 for m in missing]
             heat = None if warp.all_greedy else warp.temperatures
-            rollout = cast(RollsOut, self.model).rollout
-            drawn, law = rollout(
-                block, positions, self._cache, slots, ends, budgets, heat, warp.filters, noise
+            rolled = cast(RollsOut, self.model).rollout(
+                block,
+                positions,
+                self._cache,
+                slots,
+                ends,
+                budgets,
+                heat,
+                warp.filters,
+                noise,
+                self.keeps_states,
             )
-            return drawn, PointMass() if law is None else Rows(law)
+            self._states = [] if rolled.states is None else [rolled.states]
+            return rolled.tokens, PointMass() if rolled.law is None else Rows(rolled.law)
         tokens: list[Tensor] = []
         rows: list[Tensor] = []
         paths: list[list[int]] = [[] for _ in slots]
+        self._states = []
+        fed = block
         for step in range(max(budgets)):
             if step == 0:
                 out = self._catch_up(missing, block, positions, slots)
             else:
-                out = self._step(tokens[-1], slots, budgets, step)
+                fed = _fed(tokens[-1], fed, budgets, step)
+                out = self._step(fed, slots, budgets, step)
             logits = None if warp.all_greedy and not warp.shapes else self._logits(out)
             if logits is not None and warp.shapes:
                 logits = warp.shape(logits, [[path] for path in paths]).logits
@@ -138,6 +152,8 @@ class ModelDrafter:
             if warp.shapes:  # a host sync
                 for path, token in zip(paths, tokens[-1].flatten().tolist(), strict=True):
                     path.append(token)
+        if self.keeps_states:
+            self._step(_fed(tokens[-1], fed, budgets, len(tokens)), slots, budgets, len(tokens))
         return torch.cat(tokens, 1), Rows(torch.cat(rows, 1)) if rows else PointMass()
 
     def _missing(self, contexts: Sequence[Context]) -> tuple[list[list[int]], Tensor, Tensor]:
@@ -180,7 +196,7 @@ class ModelDrafter:
     def _step(
         self, token: Tensor, slots: Sequence[int], budgets: Sequence[int], step: int
     ) -> ForwardOutput:
-        """One more token `[B, 1]`; sequences past their budget run along, uncommitted."""
+        """One more token `[B, 1]`, which is not committed of sequences past their budget."""
         end = self.model.context_length - 1
         positions = torch.tensor([[min(self._cache.lengths[s], end)] for s in slots])
         out = self._forward(token, positions, slots)
@@ -193,7 +209,9 @@ class ModelDrafter:
         model = self.model
         if model.vocab_size < self._vocab_size:
             tokens = tokens.clamp_max(model.vocab_size - 1)
-        return model.forward(tokens, positions, self._cache, slots)
+        out = model.forward(tokens, positions, self._cache, slots, taps=self._model_taps)
+        self._states += out.taps
+        return out
 
     def _likeliest(self, out: ForwardOutput) -> Tensor:
         """Tokens `[B, 1]`."""
@@ -214,3 +232,11 @@ class ModelDrafter:
         """The tokens with ids the draft has no embedding for (padding) replaced by its last."""
         last = self.model.vocab_size - 1
         return list(tokens) if last >= self._vocab_size - 1 else [min(t, last) for t in tokens]
+
+
+def _fed(drawn: Tensor, before: Tensor, budgets: Sequence[int], step: int) -> Tensor:
+    """What each sequence feeds `[B, 1]`: what it has drawn, or past its budget the same again."""
+    if step <= min(budgets):
+        return drawn
+    within = upload(torch.tensor([[b >= step] for b in budgets]), drawn.device)
+    return torch.where(within, drawn, upload(before[:, -1:], drawn.device))

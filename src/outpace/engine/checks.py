@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..drafters.base import Drafter
+from ..drafters import Blueprint, Drafter
 from ..errors import ContextLengthError, IncompatibleError, OptionError
 from ..types import SamplingParams, check_whole_number
 from ..verifiers import Verifier
 
 
-def check_k(k: int) -> int:
-    """K as given.
+def choose_k(k: int | None, drafter: Drafter | None) -> int:
+    """K as given, by default the drafter's own; 0 without a drafter.
 
     Raises:
         OptionError: not a whole number >= 0.
     """
-    return check_whole_number("k", k, 0, "0 is plain decoding")
+    if k is None:
+        return drafter.k if drafter is not None else 0
+    check_k(k)
+    return k if drafter is not None else 0
+
+
+def check_k(k: int | None) -> None:
+    """Whether there is such a K.
+
+    Raises:
+        OptionError: not a whole number >= 0.
+    """
+    if k is not None:
+        check_whole_number("k", k, 0, "0 is plain decoding, None what the drafter takes by itself")
 
 
 def check_max_batch(max_batch: int) -> int:
@@ -45,7 +58,7 @@ def check_max_len(max_len: int | None, context_length: int) -> int:
     return max_len
 
 
-def check_compatible(drafter: Drafter | type[Drafter], verifier: Verifier) -> None:
+def check_compatible(drafter: Blueprint, verifier: Verifier) -> None:
     """Refuse a pair that would not be exact.
 
     Raises:

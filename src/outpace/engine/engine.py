@@ -7,6 +7,8 @@ import secrets
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -14,14 +16,14 @@ from torch import Tensor
 
 from ..drafters.base import Commit, Context, Drafter
 from ..errors import NumericsError
-from ..models.base import ForwardOutput, LanguageModel, Top, prefill, upload
+from ..models.base import ForwardOutput, LanguageModel, Layered, Top, prefill, upload
 from ..models.tokenizer import NullDetokenizer, Tokenizer
 from ..sampling import DraftNoise, Keys, Stream, Warp, law_device
 from ..sampling.noise import F64
 from ..trees import block_mask, block_positions, chain
-from ..types import Draft, PointMass, Provenance, SamplingParams, Tree
-from ..verifiers import GreedyVerifier, Noise, TokenVerifier, Verdict, Verifier
-from .checks import check_compatible, check_k, check_max_batch, check_max_len, check_request
+from ..types import Draft, PointMass, Provenance, SamplingParams
+from ..verifiers import GreedyVerifier, Noise, Verdict, Verifier, verifier_for
+from .checks import check_compatible, check_max_batch, check_max_len, check_request, choose_k
 from .clock import Clock
 from .emission import (
     Emission,
@@ -42,9 +44,11 @@ class Engine:
     Args:
         target: the model whose law is kept.
         drafter: proposes; None is plain decoding, by the same code.
-        k: draft length K, the longest path a drafter may propose; 0 is plain.
-        verifier: the rule for requests that sample. At temperature 0 every
-            lossless rule is the greedy one, and the engine takes that.
+        k: draft length K, the longest path a drafter may propose; 0 is plain,
+            None the drafter's own.
+        verifier: the rule for requests that sample, by default the one that suits
+            the drafter (`verifier_for`). At temperature 0 every lossless rule is
+            the greedy one, and the engine takes that.
         max_batch: slots, requests that run at once; others wait.
         max_len: positions per request, at most the model's own.
 
@@ -61,14 +65,14 @@ class Engine:
         self,
         target: LanguageModel,
         drafter: Drafter | None = None,
-        k: int = 4,
+        k: int | None = None,
         verifier: Verifier | None = None,
         max_batch: int = 8,
         max_len: int | None = None,
     ) -> None:
         self.target = target
-        self.verifier: Verifier = verifier or TokenVerifier()
-        self.k = check_k(k) if drafter is not None else 0
+        self.verifier = verifier or verifier_for(drafter.laws if drafter else ())
+        self.k = choose_k(k, drafter)
         if drafter is not None:
             check_compatible(drafter, self.verifier)
         self.drafter = drafter if self.k else None
@@ -83,7 +87,7 @@ class Engine:
         self._undecided = False
         self._warps: dict[bool, Warp] = {}  # by whether it is for drafts
         if self.drafter is not None:
-            self.drafter.start(max_batch, self.max_len)
+            self.drafter.start(target, self._cache)
 
     # --- requests ---------------------------------------------------------------
 
@@ -204,7 +208,10 @@ class Engine:
         rows = draft.tokens.shape[1] + 1
         last = upload(torch.tensor([r.tokens[-1:] for r in running]), device)
         starts = [len(r.tokens) - 1 for r in running]
-        out = self.target.forward(
+        forward = self.target.forward
+        if draft.resume is not None:
+            forward = partial(cast(Layered, self.target).forward, resume=draft.resume)
+        out = forward(
             torch.cat([last, upload(draft.tokens, device)], 1),
             block_positions(starts, draft.trees, rows, self.max_len - 1),
             self._cache,
@@ -295,9 +302,12 @@ class Engine:
         emissions: list[Emission],
     ) -> None:
         commits = []
+        tops = self._tops(draft, scores)
         for b, (request, emission) in enumerate(zip(running, emissions, strict=True)):
             path, tokens, tree = emission.path, emission.tokens, draft.trees[b]
-            last = _last_provenance(tree, path)
+            ended = (path[-1] if path else -1) not in tree.parents
+            last: Provenance = "plain" if not len(tree) else "bonus" if ended else "correction"
+            block = [request.tokens[-1]]
             count = 0
             for token, logprob in zip(tokens, emission.logprobs, strict=True):
                 if request.finish_reason is not None:
@@ -308,20 +318,32 @@ class Engine:
                 request.push(token, provenance, count, logprob, top)
             if emission.stuck and request.finish_reason is None:
                 request.end(emission.failure)
-            proposed, length = len(tree), max(tree.depths, default=0)
-            steps = length
-            stopped = count < len(tokens) or len(tokens) == len(path)
-            if stopped:  # what lies behind was never proposed
-                proposed = length = count
+            proposed, steps = len(tree), max(tree.depths, default=0)
+            if count < len(tokens) or len(tokens) == len(path):  # what lies behind was not proposed
+                proposed, ended = count, True
             for stats in (request.stats, self.stats):
-                stats.count(proposed, length, min(count, len(path)), count, steps)
+                stats.count(proposed, min(count, len(path)), count, steps, ended=ended)
             if request.finish_reason is None:
                 kept = emission.rows
                 self._cache.commit(request.place, kept)
                 features = tuple(t[b, kept] for t in scores.taps)
-                commits.append(Commit(request.place, path[: max(0, len(kept) - 1)], features))
+                path = path[: max(0, len(kept) - 1)]
+                if tops is not None:
+                    block += draft.tokens[b, : len(tree)].tolist()
+                top_rows = None if tops is None else tops[b, : len(block)]
+                commits.append(Commit(request.place, path, features, block, top_rows))
         if self.drafter is not None and commits:
             self.drafter.observe(commits)
+
+    def _tops(self, draft: Draft, scores: ForwardOutput) -> Tensor | None:
+        """The target's likeliest tokens `[B, N + 1, tops]`, on the host, if the drafter asks."""
+        count = 0 if self.drafter is None else self.drafter.tops
+        if not count:
+            return None
+        assert scores.logits is not None
+        if count == 1:
+            return (scores.top or Top.of(scores.logits)).tokens.unsqueeze(-1).cpu()
+        return scores.logits.topk(min(count, scores.logits.shape[-1]), -1).indices.cpu()
 
     # --- slots ------------------------------------------------------------------
 
@@ -395,11 +417,5 @@ class Engine:
         return upload(torch.from_numpy(stacked), self._law_device)
 
 
-def _last_provenance(tree: Tree, path: list[int]) -> Provenance:
-    if not len(tree):
-        return "plain"
-    return "correction" if (path[-1] if path else -1) in tree.parents else "bonus"
-
-
 def _context(request: Request) -> Context:
-    return Context(request.place, request.tokens)
+    return Context(request.place, request.tokens, len(request.prompt))

@@ -38,28 +38,29 @@ class Stats:
     round_seconds: float = 0.0
 
     def count(
-        self, proposed: int, length: int, accepted: int, emitted: int, steps: int | None = None
+        self, proposed: int, accepted: int, emitted: int, steps: int, *, ended: bool = False
     ) -> None:
         """Count one round of one request.
 
         Args:
             proposed: nodes of the draft, without what lies behind a stop.
-            length: tokens along its longest path, likewise.
-            steps: tokens drafted along the longest path, K (by default `length`).
+            steps: tokens drafted along the longest path, K.
+            ended: whether nothing was proposed behind the accepted path.
         """
         self.rounds += 1
         self.emitted += emitted
-        self.draft_steps += length if steps is None else steps
-        if not length:
+        self.draft_steps += steps
+        if not proposed:
             return
         self.drafted_rounds += 1
         self.proposed += proposed
         self.accepted += accepted
-        self.full_accepts += accepted == length
-        missing = [0] * (length - len(self.reached))
+        self.full_accepts += ended
+        reached = accepted + (not ended)
+        missing = [0] * (reached - len(self.reached))
         self.reached += missing
         self.accepted_at += missing
-        for depth in range(min(accepted + 1, length)):
+        for depth in range(reached):
             self.reached[depth] += 1
             self.accepted_at[depth] += depth < accepted
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..kernels import Filters
 from ..sampling import DraftNoise, argmax
+from ..types import Resume
 from .cache import SlotCache
 
 
@@ -39,6 +40,35 @@ class ForwardOutput:
     logits: Tensor | None
     taps: tuple[Tensor, ...] = ()
     top: Top | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What was drawn.
+
+    Attributes:
+        tokens: `[B, N]`.
+        law: `[B, N, V]` that each was drawn from, if any.
+        states: `[B, N + 1, H]` behind the last layer, of the row that drew first and of
+            every token, if they were wanted.
+    """
+
+    tokens: Tensor
+    law: Tensor | None = None
+    states: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What is added to an early layer's states before the final norm: W norm(h).
+
+    Attributes:
+        norm: `[H]`, of an RMS norm.
+        weight: `[H, H]`.
+    """
+
+    norm: Tensor
+    weight: Tensor
 
 
 class LanguageModel(Protocol):
@@ -119,11 +149,12 @@ class RollsOut(Protocol):
         temperatures: Tensor | None = None,
         filters: Filters | None = None,
         noise: DraftNoise | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+        states: bool = False,
+    ) -> Rollout:
         """A pass over a block, and further ones over what each sequence draws.
 
         As many tokens are drawn as the largest budget; a sequence past its own
-        runs along. Committed are its rows up to its end, and what it drew within
+        is fed its last token again. Committed are its rows up to its end, and what it drew within
         its budget except for the last token.
 
         Args:
@@ -133,10 +164,46 @@ class RollsOut(Protocol):
             temperatures: `[B]` float32, 0 for the likeliest token; None where all are 0.
             filters: top-k, top-p and min-p of each, where any is on.
             noise: what they are drawn with, where some are.
-
-        Returns:
-            Tokens `[B, N]`, and the law `[B, N, V]` that each was drawn from, if any.
+            states: whether those behind the last layer are wanted; then the last
+                token drawn is fed, too.
         """
+        ...
+
+
+@runtime_checkable
+class Layered(LanguageModel, Protocol):
+    """A model of which some layers can run alone, on the same cache."""
+
+    @property
+    def layers(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of a row's state between them."""
+        ...
+
+    def part(self, layers: Sequence[int], adapter: Adapter | None = None) -> LanguageModel:
+        """The model with these of its layers alone, ascending, and an adapter behind them.
+
+        It shares the weights. A pass of it on the whole model's cache reads and writes
+        those layers' keys and values.
+        """
+        ...
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: SlotCache,
+        slots: Sequence[int],
+        mask: Tensor | None = None,
+        taps: Sequence[int] = (),
+        logits: bool = True,
+        resume: Resume | None = None,
+    ) -> ForwardOutput:
+        """As of any model, or without the layers that have run."""
         ...
 
 

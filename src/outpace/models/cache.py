@@ -199,17 +199,19 @@ class HeadCache(SlotCache):
 
         super().__init__(slots, max_len, make)
         self._seen: list[Tensor] = []
-        self._addresses: tuple[Any, Any]
+        self._addresses: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
-    @property
-    def addresses(self) -> tuple[Any, Any]:
-        """Where each layer's keys and values are, as arrays for C."""
+    def addresses(self, layers: tuple[int, ...]) -> tuple[Any, Any]:
+        """Where these layers' keys and values are, as arrays for C."""
         if self._seen is not self.storage:
-            self._seen = self.storage
-            array = ctypes.c_void_p * (len(self.storage) // 2)
-            keys, values = (array(*(t.data_ptr() for t in self.storage[i::2])) for i in (0, 1))
-            self._addresses = keys, values
-        return self._addresses
+            self._seen, self._addresses = self.storage, {}
+        if layers not in self._addresses:
+            array = ctypes.c_void_p * len(layers)
+            keys, values = (
+                array(*(self.storage[2 * n + i].data_ptr() for n in layers)) for i in (0, 1)
+            )
+            self._addresses[layers] = keys, values
+        return self._addresses[layers]
 
     def _copy(self, old: Tensor, new: Tensor, length: int) -> None:
         some = -(-length // self.LANES) if old.dim() == 4 else length

@@ -13,8 +13,9 @@ from the row's own position. So a row gets the same bits in any block, batch or 
 
 from __future__ import annotations
 
+import copy
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -24,7 +25,8 @@ from torch import Tensor
 
 from ..kernels import Arena, Filters, load_library
 from ..sampling import DraftNoise
-from .base import ForwardOutput, Top
+from ..types import Resume
+from .base import Adapter, ForwardOutput, Rollout, Top
 from .cache import HeadCache, SlotCache, round_up
 from .config import LeanConfig
 from .lean import EMBEDDING, HEAD
@@ -67,8 +69,8 @@ class _Model(ctypes.Structure):
     _fields_ = (
         *_fields(_Number, "hidden heads kv_heads head_dim mlp layers"),
         *_fields(_Address, "layer norm"),
-        ("head", _Matrix),
-        ("embedding", _Address),
+        *_fields(_Matrix, "head adapter"),
+        *_fields(_Address, "adapter_norm embedding"),
         *_fields(ctypes.c_int32, "embedding_kind cache_kind"),
         ("norm_eps", ctypes.c_float),
     )
@@ -82,7 +84,9 @@ class _Pass(ctypes.Structure):
         *_fields(_Number, "batch rows"),
         *_fields(_Address, "tokens positions lengths slots keys values"),
         ("capacity", _Number),
-        *_fields(_Address, "paths depths angles taps logits top top_logprob"),
+        *_fields(_Address, "paths depths angles states"),
+        *_fields(_Number, "first"),
+        *_fields(_Address, "taps logits top top_logprob"),
         *_fields(_Address, _SCRATCH),
         *_fields(_Number, "widest last"),
     )
@@ -96,7 +100,7 @@ class _Rollout(ctypes.Structure):
         *_fields(_Number, "end"),
         *_fields(
             _Address,
-            "temperatures k top_p min_p noise seeds starts drawn p tokens positions lengths",
+            "temperatures k top_p min_p noise seeds starts drawn p states tokens positions lengths",
         ),
     )
 
@@ -111,11 +115,13 @@ class CompiledDecoder:
         progress: Callable[[], None] = lambda: None,
         quantization: Quantization | None = None,
         library: ctypes.CDLL | None = None,
+        share: CompiledDecoder | None = None,
     ) -> None:
         """Args:
             load: returns a parameter by its checkpoint name, in dtype, on the CPU.
             progress: called after every layer.
             library: the kernels, by default those of `load_library`.
+            share: a decoder of the same checkpoint and dtype whose embedding this one takes.
 
         Raises:
             CompilerError: there are no kernels.
@@ -132,18 +138,21 @@ class CompiledDecoder:
         self._least_stretch = int(self.library.outpace_least_stretch())
         self._arena = Arena()
         self._kept: list[Tensor] = []  # what the structures point to
+        self._load = load
         embedding = load(EMBEDDING)
-        self.dtype = embedding.dtype
+        self.dtype: torch.dtype = embedding.dtype
         paired = self.dtype == torch.bfloat16 and self.library.outpace_pairs_of_bf16()
         self._multiplies_bf16 = bool(paired)
         self._converts = quantization is not None or self._multiplies_bf16  # inputs of layers
-        embedding = narrowest(embedding)
+        self._embedding: Tensor = (
+            share._embedding if share else self._arena.keep(narrowest(embedding))
+        )
         layers = []
         for i in range(config.layers):
             layers.append(self._layer(load, i, quantization))
             progress()
         self._layers = (_Layer * config.layers)(*layers)
-        head = embedding if config.tied else load(HEAD)
+        head = narrowest(embedding) if config.tied else load(HEAD)
         self._model = _Model(
             config.hidden_size,
             config.heads,
@@ -154,25 +163,39 @@ class CompiledDecoder:
             ctypes.addressof(self._layers),
             self._vector(load("model.norm.weight")),
             self._matrix(head, None, quantization and quantization.of_head),
-            self._keep(embedding),
-            _KINDS[embedding.dtype],
+            _Matrix(),
+            None,
+            self._embedding.data_ptr(),
+            _KINDS[self._embedding.dtype],
             _KINDS[self.dtype],
             config.norm_eps,
         )
         self._rope = inverse_frequencies(config.rope, config.head_dim, config.context_length)
         self._angles = self._table(min(config.context_length, 4096))
+        self._runs = tuple(range(config.layers))
+        self._prepare_passes()
+
+    def _prepare_passes(self) -> None:
+        """What a decoder, or a part of one, has for itself."""
         self._scratch = _floats(0)
         self._spare = _floats(0), Top(_floats(0), _floats(0))  # of a rollout
         self._pass = _Pass()
         self._model_at, self._pass_at = ctypes.byref(self._model), ctypes.byref(self._pass)
-        self._count = config.layers
-        self._each_layer = _Address * config.layers
+        self._each_layer = _Address * len(self._runs)
         self._room: tuple[int, ...] | None = None  # what there is room for
+
+    @property
+    def layers(self) -> int:
+        return self.config.layers
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.hidden_size
 
     @property
     def weight_bytes(self) -> int:
         """Memory that the parameters take."""
-        return sum(t.numel() * t.element_size() for t in self._kept)
+        return sum(t.numel() * t.element_size() for t in (*self._kept, self._embedding))
 
     # --- parameters -------------------------------------------------------------
 
@@ -232,6 +255,30 @@ class CompiledDecoder:
     def _table(self, positions: int) -> Tensor:
         return rotation_table(*self._rope, positions, torch.float32, self.device)
 
+    # --- parts ------------------------------------------------------------------
+
+    def part(self, layers: Sequence[int], adapter: Adapter | None = None) -> CompiledDecoder:
+        part = copy.copy(self)
+        part._runs = tuple(layers)
+        part._layers = (_Layer * len(layers))(*(self._layers[i] for i in layers))
+        part._model = _Model.from_buffer_copy(self._model)
+        part._model.layers = len(layers)
+        part._model.layer = ctypes.addressof(part._layers)
+        part._kept = list(self._kept)
+        if adapter is not None:
+            part._model.adapter = part._matrix(adapter.weight.to(self.dtype), None, None)
+            part._model.adapter_norm = part._vector(adapter.norm)
+        part._prepare_passes()
+        return part
+
+    def quantized(
+        self, quantization: Quantization, progress: Callable[[], None] = lambda: None
+    ) -> CompiledDecoder:
+        """The same model with matrices of so few bits, which shares the embedding."""
+        return CompiledDecoder(
+            self.config, self._load, progress, quantization, self.library, share=self
+        )
+
     # --- passes -----------------------------------------------------------------
 
     def doubt(self, batch: int, rows: int, branched: bool) -> float:
@@ -251,6 +298,7 @@ class CompiledDecoder:
         mask: Tensor | None = None,
         taps: Sequence[int] = (),
         logits: bool = True,
+        resume: Resume | None = None,
     ) -> ForwardOutput:
         batch, rows = tokens.shape
         out = _floats(batch, rows, self.vocab_size) if logits else None
@@ -258,16 +306,24 @@ class CompiledDecoder:
         if mask is not None:
             held += _paths(mask)
             p.paths, p.depths = held[-2].data_ptr(), held[-1].data_ptr()
+        if resume is not None:
+            held.append(resume.states.float().contiguous())
+            p.states, p.first = held[-1].data_ptr(), resume.layer
         states = {i: _floats(batch, rows, self.config.hidden_size) for i in taps}
         if states:
-            where = (states[i].data_ptr() if i in states else None for i in range(self._count))
-            held.append(self._each_layer(*where))
+            held.append(self._taps(states))
             p.taps = ctypes.addressof(held[-1])
         top = None if out is None else self._score_into(p, out)
-        last = self._count - 1  # without logits its keys and values are all that is wanted of it
-        p.last = self._count if logits or last in states else last
+        # Without logits the last layer's keys and values are all that is wanted of it.
+        p.last = len(self._runs) - (not logits and self._runs[-1] not in states)
         self.library.outpace_forward(self._model_at, self._pass_at, torch.get_num_threads())
         return ForwardOutput(out, tuple(states[i] for i in taps), top)
+
+    def _taps(self, states: Mapping[int, Tensor]) -> Any:
+        """Where the states behind each layer go, as an array for C."""
+        return self._each_layer(
+            *(states[i].data_ptr() if i in states else None for i in self._runs)
+        )
 
     def rollout(
         self,
@@ -280,7 +336,8 @@ class CompiledDecoder:
         temperatures: Tensor | None = None,
         filters: Filters | None = None,
         noise: DraftNoise | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+        states: bool = False,
+    ) -> Rollout:
         batch, rows = tokens.shape
         steps = max(budgets)
         assert min(ends) >= 0
@@ -289,13 +346,18 @@ class CompiledDecoder:
             logits = _floats(batch * rows, 1, self.vocab_size)
             self._spare = logits, self._score_into(p, logits)
         _point(p, *self._spare)
-        p.last = self._count
+        p.last = len(self._runs)
         o = _Rollout(ctypes.addressof(p), steps, end=self.context_length - 1)
         integers = _integers(batch)
         held += [integers(*ends), integers(*budgets), *(integers() for _ in range(3))]
         o.ends, o.budgets, o.tokens, o.positions, o.lengths = map(ctypes.addressof, held[-5:])
-        drawn, law = tokens.new_empty(batch, steps), None
+        drawn, law, kept = tokens.new_empty(batch, steps), None, None
         o.drawn = drawn.data_ptr()
+        if states:
+            hidden = self.config.hidden_size
+            tap, kept = _floats(batch * rows, hidden), _floats(batch, steps + 1, hidden)
+            held += [tap, self._taps({self._runs[-1]: tap})]
+            p.taps, o.states = ctypes.addressof(held[-1]), kept.data_ptr()
         if temperatures is not None:
             assert noise is not None
             law = _floats(batch, steps, self.vocab_size)
@@ -315,7 +377,7 @@ class CompiledDecoder:
         self.library.outpace_rollout(self._model_at, ctypes.byref(o), threads)
         for slot, end, budget in zip(slots, ends, budgets, strict=True):
             cache.commit(slot, range(end + budget))
-        return drawn, law
+        return Rollout(drawn, law, kept)
 
     def _prepare(
         self, tokens: Tensor, positions: Tensor, cache: SlotCache, slots: Sequence[int], room: int
@@ -337,12 +399,13 @@ class CompiledDecoder:
             positions.contiguous(),
             integers(*lengths),
             integers(*slots),
-            *cache.addresses,
+            *cache.addresses(self._runs),
         ]
         p.batch, p.rows, p.capacity = batch, rows, cache.capacity
         p.tokens, p.positions = held[0].data_ptr(), held[1].data_ptr()
         p.lengths, p.slots, p.keys, p.values = map(ctypes.addressof, held[2:])
-        p.paths = p.depths = p.taps = p.logits = None
+        p.paths = p.depths = p.taps = p.logits = p.states = None
+        p.first = 0
         return p, held
 
     def _score_into(self, p: _Pass, logits: Tensor) -> Top:
@@ -366,7 +429,7 @@ class CompiledDecoder:
         head = round_up(c.head_dim, self._width)
         q = c.heads * head
         qkv = (c.heads + 2 * c.kv_heads) * c.head_dim
-        each = (c.hidden_size, qkv, q, q, c.mlp_size)
+        each = (c.hidden_size, qkv, q, q, max(c.mlp_size, c.hidden_size))
         sizes = [batch * rows * n for n in each]
         taken = max(batch * rows, threads * min(batch * rows, self._alone))
         p.widest = round_up(max(c.hidden_size, q, c.mlp_size), BLOCK) if self._converts else 0

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from ..errors import first_line
-from .base import ForwardOutput, Top, upload
+from ..types import Resume
+from .base import Adapter, ForwardOutput, Top, upload
 from .cache import KVCache, SlotCache, round_up
 from .lean import Group, LeanDecoder
 
@@ -116,6 +117,17 @@ class GraphedDecoder:
     def dtype(self) -> torch.dtype:
         return self.decoder.dtype
 
+    @property
+    def layers(self) -> int:
+        return self.decoder.layers
+
+    @property
+    def hidden_size(self) -> int:
+        return self.decoder.hidden_size
+
+    def part(self, layers: Sequence[int], adapter: Adapter | None = None) -> GraphedDecoder:
+        return GraphedDecoder(self.decoder.part(layers, adapter), self._record)
+
     def doubt(self, batch: int, rows: int, branched: bool) -> float:
         if batch == 1 and rows <= ROWS and not branched and self._record is not None:
             return 0.0
@@ -134,11 +146,12 @@ class GraphedDecoder:
         mask: Tensor | None = None,
         taps: Sequence[int] = (),
         logits: bool = True,
+        resume: Resume | None = None,
     ) -> ForwardOutput:
         assert isinstance(cache, KVCache)
         out = None
         rows = tokens.shape[1]
-        if logits and rows <= ROWS and self._record is not None:
+        if resume is None and logits and rows <= ROWS and self._record is not None:
             starts = [cache.lengths[s] for s in slots]
             self._reserve(cache, slots, max(starts) + rows)
             how = cache, slots, mask, tuple(taps)
@@ -150,7 +163,9 @@ class GraphedDecoder:
                 behind = [n + first for n in starts]
                 rest = self._replay(tokens[:, first:], positions[:, first:], behind, *how)
                 out = rest and _each(lambda *x: torch.cat(x, 1), out, rest)
-        return out or self.decoder.forward(tokens, positions, cache, slots, mask, taps, logits)
+        return out or self.decoder.forward(
+            tokens, positions, cache, slots, mask, taps, logits, resume
+        )
 
     @staticmethod
     def _reserve(cache: KVCache, slots: Sequence[int], end: int) -> None:

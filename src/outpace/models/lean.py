@@ -13,6 +13,7 @@ rows of one attention, and unfold again, without being reordered.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UnsupportedModelError
-from .base import ForwardOutput, rounding_doubt, upload
+from ..types import Resume
+from .base import Adapter, ForwardOutput, rounding_doubt, upload
 from .cache import BLOCK, BUCKET, KVCache, SlotCache, extent, round_up
 from .checkpoint import Weights
 from .config import LeanConfig
@@ -107,6 +109,8 @@ class LeanDecoder:
         self._angles = self._table(min(config.context_length, 4096))
         self._fold = config.heads // config.kv_heads
         self._causal = CausalTable(self._fold, self.dtype, self.device)
+        self._runs: tuple[int, ...] = tuple(range(config.layers))
+        self._adapter: tuple[RMSNorm, Linear] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -115,6 +119,22 @@ class LeanDecoder:
     @property
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
+
+    @property
+    def layers(self) -> int:
+        return self.config.layers
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.hidden_size
+
+    def part(self, layers: Sequence[int], adapter: Adapter | None = None) -> LeanDecoder:
+        part = copy.copy(self)
+        part._runs = tuple(layers)
+        if adapter is not None:
+            norm, weight = (x.to(self.device, self.dtype) for x in (adapter.norm, adapter.weight))
+            part._adapter = RMSNorm(norm, self.config.norm_eps), Linear(weight)
+        return part
 
     def _table(self, positions: int) -> Tensor:
         return rotation_table(*self._rope, positions, self.dtype, self.device)
@@ -140,6 +160,7 @@ class LeanDecoder:
         mask: Tensor | None = None,
         taps: Sequence[int] = (),
         logits: bool = True,
+        resume: Resume | None = None,
     ) -> ForwardOutput:
         assert isinstance(cache, KVCache)
         rows = tokens.shape[1]
@@ -148,7 +169,15 @@ class LeanDecoder:
         write = upload(cache.row_indices(slots, rows), self.device)
         groups = self._groups(cache, slots, rows, positions, mask)
         return self.run(
-            tokens, positions, self.angles(cache), cache, write, groups, taps=taps, logits=logits
+            tokens,
+            positions,
+            self.angles(cache),
+            cache,
+            write,
+            groups,
+            taps=taps,
+            logits=logits,
+            resume=resume,
         )
 
     def run(
@@ -162,6 +191,7 @@ class LeanDecoder:
         *,
         taps: Sequence[int] = (),
         logits: bool = True,
+        resume: Resume | None = None,
     ) -> ForwardOutput:
         """A pass of which the device has everything: nothing is decided on the host.
 
@@ -173,10 +203,15 @@ class LeanDecoder:
         c = self.config
         batch, rows = tokens.shape
         cos, sin = angles.index_select(0, positions.flatten()).unbind(1)  # [B * T, 1, D]
-        h = F.embedding(tokens.flatten(), self._embedding)  # [B * T, H]
+        first = 0 if resume is None else resume.layer
+        if resume is None:
+            h = F.embedding(tokens.flatten(), self._embedding)  # [B * T, H]
+        else:
+            h = resume.states.flatten(0, 1).to(self.dtype)
         states: dict[int, Tensor] = {}
-        last = c.layers - 1
-        for i, layer in enumerate(self._layers):
+        last = self._runs[-1]
+        for i in self._runs[first:]:
+            layer = self._layers[i]
             qkv = self._project(layer, layer.input_norm(h), (cos, sin) if c.rotary[i] else None)
             cache.write(i, write, qkv.narrow(1, c.heads, 2 * c.kv_heads))
             if i == last and not logits and last not in taps:
@@ -187,6 +222,9 @@ class LeanDecoder:
             h = h + layer.down(silu(gate).mul_(up))
             if i in taps:
                 states[i] = h.view(batch, rows, -1)
+        if logits and self._adapter is not None:
+            norm, adapt = self._adapter
+            h = h + adapt(norm(h))
         scores = self._head(self._norm(h)).view(batch, rows, -1) if logits else None
         return ForwardOutput(scores, tuple(states[i] for i in taps))
 

@@ -1,5 +1,5 @@
 """Shapes of drafts: chains, trees, their masks and positions."""
 
-from .topology import ancestor_mask, block_mask, block_positions, chain
+from .topology import ancestor_mask, block_mask, block_positions, chain, merged
 
-__all__ = ["ancestor_mask", "block_mask", "block_positions", "chain"]
+__all__ = ["ancestor_mask", "block_mask", "block_positions", "chain", "merged"]

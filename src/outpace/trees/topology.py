@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,16 +18,34 @@ def chain(length: int) -> Tree:
     return Tree(tuple(range(-1, length - 1)))
 
 
+def merged(paths: Iterable[Sequence[int]]) -> tuple[list[int], Tree]:
+    """The tokens and shape of the tree with these paths, in which equal beginnings are one."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    children: dict[tuple[int, int], int] = {}
+    for path in paths:
+        at = -1
+        for token in path:
+            node = children.get((at, token))
+            if node is None:
+                node = children[at, token] = len(tokens)
+                tokens.append(token)
+                parents.append(at)
+            at = node
+    shape = chain(len(tokens)) if parents == list(range(-1, len(tokens) - 1)) else None
+    return tokens, shape or Tree(tuple(parents))
+
+
 @lru_cache(maxsize=1024)
 def ancestor_mask(tree: Tree, rows: int) -> Tensor:
     """`[rows, rows]` bool: row i may look at row j. Row 0 is the root, row i + 1 node i.
 
     Rows past the tree are padding; each sees itself alone, so no row is empty.
     """
-    mask = torch.eye(rows, dtype=torch.bool)
+    mask = np.eye(rows, dtype=bool)
     for node, parent in enumerate(tree.parents):
         mask[node + 1] |= mask[parent + 1]
-    return mask
+    return torch.from_numpy(mask)
 
 
 def block_mask(trees: Sequence[Tree], rows: int) -> Tensor | None:

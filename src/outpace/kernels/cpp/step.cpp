@@ -29,6 +29,8 @@ struct Model {
     const Layer *layer;
     const float *norm;  // [hidden], the final one
     Matrix head;
+    Matrix adapter;             // added to what the last layer gives, or without data
+    const float *adapter_norm;  // [hidden], of its input
     const void *embedding;  // [vocab, hidden]
     int32_t embedding_kind, cache_kind;
     float norm_eps;
@@ -44,6 +46,8 @@ struct Pass {
     const int32_t *paths;               // [batch, rows, rows] the block's rows that a row sees, in
     const int64_t *depths;              // order, and [batch, rows] their number; null is causal
     const float *angles;                // [positions, 2, head_dim] cosines, signed sines
+    const float *states;                // [batch * rows, hidden] in front of layer `first`, or null
+    int64_t first;                      // layers that have run already
     float *const *taps;                 // null, or per layer null or [batch * rows, hidden]
     float *logits;                      // [batch * rows, vocab] or null
     int64_t *top;                       // [batch * rows] with the logits: the likeliest token
@@ -61,7 +65,7 @@ struct Rollout {
     Pass *pass;
     int64_t steps;
     const int64_t *ends;        // [batch] the first pass's row that draws; behind it is padding
-    const int64_t *budgets;     // [batch] tokens to draw; a sequence past it runs along
+    const int64_t *budgets;     // [batch] tokens to draw; past it the last is fed again
     int64_t end;                // the last position there is
     const float *temperatures;  // [batch], or null: the likeliest
     Filters filters;
@@ -70,6 +74,8 @@ struct Rollout {
     const int64_t *starts;      // [batch] positions of the first tokens drawn
     int64_t *drawn;             // [batch, steps]
     float *p;                   // [batch, steps, vocab], what they were drawn from
+    float *states;  // [batch, steps + 1, hidden] behind the last layer, of the first row that draws
+                    // and of every token drawn, or null; the pass has a tap there
     int64_t *tokens, *positions, *lengths;  // [batch] of a pass behind the first
 };
 
@@ -117,8 +123,8 @@ class Worker {
           room(alone ? own_room() : p.room) {}
 
     void run() {
-        share(count, [&](int64_t r) { embed(r); });
-        for (int64_t i = 0; i < m.layers; i++) {
+        share(count, [&](int64_t r) { p.first ? resume(r) : embed(r); });
+        for (int64_t i = p.first; i < m.layers; i++) {
             const Layer &l = m.layer[i];
             store(l.qkv, inputs(l.qkv, p.h, l.input_norm), p.qkv);
             const int64_t each = m.heads + 2 * m.kv_heads;
@@ -131,6 +137,10 @@ class Worker {
             if (p.taps && p.taps[i]) share(count, [&](int64_t r) { tap(r, p.taps[i]); });
         }
         if (!p.logits) return;
+        if (m.adapter.data) {
+            store(m.adapter, inputs(m.adapter, p.h, m.adapter_norm), p.act);
+            share(count * m.hidden, [&](int64_t i) { p.h[i] += p.act[i]; });
+        }
         store(m.head, inputs(m.head, p.h, m.norm), p.logits);
         share(count, [&](int64_t r) {
             find_top(p.logits + r * m.head.out, m.head.out, p.top + r, p.top_logprob + r);
@@ -159,6 +169,11 @@ class Worker {
     void tap(int64_t r, float *states) {
         const float *h = p.h + r * m.hidden;
         std::copy(h, h + m.hidden, states + r * m.hidden);
+    }
+
+    void resume(int64_t r) {
+        const float *from = p.states + r * m.hidden;
+        std::copy(from, from + m.hidden, p.h + r * m.hidden);
     }
 
     void embed(int64_t r) {
@@ -441,13 +456,20 @@ void outpace_forward(const Model *model, const Pass *pass, int threads) {
 void outpace_rollout(const Model *model, const Rollout *rollout, int threads) {
     const Rollout &o = *rollout;
     Pass pass = *o.pass;
-    const int64_t n = model->head.out;
-    for (int64_t step = 0; step < o.steps; step++) {
+    const int64_t n = model->head.out, hidden = model->hidden;
+    const float *tap = o.states ? pass.taps[model->layers - 1] : nullptr;
+    for (int64_t step = 0; step < o.steps + (tap != nullptr); step++) {
         if (step == 1) {
             pass.rows = 1, pass.tokens = o.tokens;
             pass.positions = o.positions, pass.lengths = o.lengths;
         }
+        if (step == o.steps) pass.logits = nullptr;  // of the last token its state alone
         outpace_forward(model, &pass, threads);
+        for (int64_t b = 0; tap && b < pass.batch; b++) {
+            const float *row = tap + (b * pass.rows + (step ? 0 : o.ends[b])) * hidden;
+            std::copy(row, row + hidden, o.states + (b * (o.steps + 1) + step) * hidden);
+        }
+        if (step == o.steps) break;
 #pragma omp parallel for num_threads(pass.batch > 1 ? threads : 1)
         for (int64_t b = 0; b < pass.batch; b++) {
             const int64_t row = b * pass.rows + (step ? 0 : o.ends[b]), at = b * o.steps + step;
@@ -459,7 +481,8 @@ void outpace_rollout(const Model *model, const Rollout *rollout, int threads) {
                 token = o.noise ? draw_row(law, n, o.noise[at])
                                 : race_row(law, n, o.seeds[b], o.starts[b] + step);
             }
-            o.drawn[at] = o.tokens[b] = token;
+            o.drawn[at] = token;
+            if (step < o.budgets[b]) o.tokens[b] = token;
             if (step == 0) o.lengths[b] = o.pass->lengths[b] + o.ends[b] + 1;
             else if (step < o.budgets[b]) o.lengths[b]++;
             o.positions[b] = std::min(o.lengths[b], o.end);

@@ -1,0 +1,92 @@
+"""Drafters before they are built: what can be checked while no weight has been read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from ..models.base import LanguageModel
+from ..models.loading import (
+    Compile,
+    Progress,
+    Source,
+    check_runner,
+    inspect_checkpoint,
+    load_model,
+    load_tokenizer,
+)
+from ..models.tokenizer import Tokenizer, check_vocabularies
+from ..types import Law
+from .base import Drafter
+from .model import ModelDrafter
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is known of a target before its weights are read.
+
+    Attributes:
+        quantize: what its matrices are kept in, if not in its dtype.
+    """
+
+    source: Source
+    tokenizer: Tokenizer
+    device: torch.device
+    compile: Compile = "auto"
+    quantize: str | None = None
+
+
+class Blueprint(Protocol):
+    """A drafter to be, of which all is known but weights. Every drafter is its own."""
+
+    name: str
+    laws: tuple[type[Law], ...]
+    proposes_trees: bool
+    k: int
+
+    def check(self, setting: Setting) -> Sequence[str]:
+        """Whether it can draft for a target; remarks worth showing.
+
+        Raises:
+            OutpaceError: it cannot; the message says why, and what could.
+        """
+        ...
+
+    def build(self, target: LanguageModel, progress: Progress) -> Drafter:
+        """The drafter, its weights read."""
+        ...
+
+
+class Checkpoint:
+    """A draft model in a folder or on the hub.
+
+    Args:
+        path: folder, hub id, or a shipped model's name.
+    """
+
+    laws: tuple[type[Law], ...] = ModelDrafter.laws
+    proposes_trees = ModelDrafter.proposes_trees
+    k = ModelDrafter.k
+
+    def __init__(self, path: str | Path) -> None:
+        self.name = str(path)
+        self._source: Source
+        self._compile: Compile = "auto"
+
+    def check(self, setting: Setting) -> Sequence[str]:
+        self._source = inspect_checkpoint(self.name)
+        self._compile = setting.compile
+        check_runner(self._source, setting.device, setting.compile, None)
+        tokenizer = load_tokenizer(self._source)
+        return check_vocabularies(setting.tokenizer, tokenizer, self._source.vocab_size)
+
+    def build(self, target: LanguageModel, progress: Progress) -> Drafter:
+        # It runs as the target does; two precisions would only cost acceptance.
+        model = load_model(
+            self._source, target.dtype, target.device, progress, compile=self._compile
+        )
+        return ModelDrafter(model, self.name)

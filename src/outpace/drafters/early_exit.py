@@ -1,0 +1,110 @@
+"""Early exit: the target's first layers and its head draft, the others verify.
+
+Elhoushi et al., "LayerSkip: enabling early exit inference and self-speculative
+decoding", 2024, section 4.3. Drafting leaves the first layers' keys and values in the
+target's cache and keeps their states, so the target's pass over the draft begins
+behind them: no layer runs twice for any token.
+
+How much is accepted depends on whether the target was trained to exit early.
+Where it was not, an adapter may help: a small layer behind the exit, in a folder
+with `adapter.safetensors` that holds `norm.weight` [H] and `proj.weight` [H, H]; what
+it gives, W norm(h), is added to the states before the target's final norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ..errors import CheckpointError, IncompatibleError, first_line
+from ..models.base import Adapter, LanguageModel
+from ..models.cache import SlotCache
+from ..sampling import DraftNoise, Warp
+from ..types import Draft, Resume, check_whole_number
+from .base import Context
+from .blueprint import Setting
+from .own import OwnDrafter, check_layered, layered
+
+
+class EarlyExitDrafter(OwnDrafter):
+    """Drafts with the target's first layers and its head; the others verify what these began.
+
+    Args:
+        layers: how many draft.
+        adapter: folder of one, trained for this target and exit.
+    """
+
+    requires = "Llama family"
+    keeps_states = True
+
+    def __init__(self, layers: int, adapter: str | None = None) -> None:
+        check_whole_number("layers", layers, 1, "that draft")
+        super().__init__(f"early exit behind layer {layers}")
+        self._exit = layers
+        self._folder = None if adapter is None else Path(adapter).expanduser()
+        self._adapter = None if self._folder is None else read_adapter(self._folder)
+
+    def check(self, setting: Setting) -> Sequence[str]:
+        count = check_layered(setting.source, self.name)
+        assert setting.source.lean is not None
+        self._check(count, setting.source.lean.hidden_size)
+        return ()
+
+    def _check(self, count: int, hidden: int) -> None:
+        if self._exit >= count:
+            raise IncompatibleError(
+                f"an exit behind {self._exit} layers leaves nothing to verify with, as the target "
+                f"has {count}: exit earlier, e.g. 'early-exit:{max(1, count // 4)}'"
+            )
+        if self._adapter is not None and self._adapter.norm.shape[0] != hidden:
+            raise IncompatibleError(
+                f"the adapter in {self._folder} is for states of {self._adapter.norm.shape[0]} "
+                f"numbers, the target's have {hidden}: give one that was trained for this target"
+            )
+
+    def start(self, target: LanguageModel, cache: SlotCache) -> None:
+        whole = layered(target, self.name)
+        self._check(whole.layers, whole.hidden_size)
+        self.model = whole.part(range(self._exit), self._adapter)
+        self._model_taps = (self._exit - 1,)
+        self._share(whole, cache)
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        budgets: Sequence[int],
+        warp: Warp,
+        noise: DraftNoise | None,
+    ) -> Draft:
+        draft = super().draft(contexts, budgets, warp, noise)
+        states, self._states = self._states, []
+        if not states or len(states[0]) < len(contexts):
+            return draft  # sequences that draft nothing have not begun
+        return replace(draft, resume=Resume(self._exit, torch.cat(states, 1)))
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """An adapter as it was written.
+
+    Raises:
+        CheckpointError: there is none, or it is not one.
+    """
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(folder / "adapter.safetensors")
+        adapter = Adapter(tensors["norm.weight"], tensors["proj.weight"])
+    except Exception as error:
+        raise CheckpointError(
+            f"{folder} has no adapter that can be read ({first_line(error)}): give a folder with "
+            "adapter.safetensors, of norm.weight and proj.weight"
+        ) from error
+    if adapter.weight.shape != (len(adapter.norm), len(adapter.norm)):
+        raise CheckpointError(
+            f"the adapter in {folder} has proj.weight {list(adapter.weight.shape)} beside "
+            f"norm.weight {list(adapter.norm.shape)}: they must be [H, H] and [H]"
+        )
+    return adapter

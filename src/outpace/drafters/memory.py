@@ -1,0 +1,128 @@
+"""Past outputs that later requests may draw on: shared, bounded, and kept on disk if asked.
+
+On disk they are a header and the tokens one after the other, 4 bytes each, with a
+separator behind every text. Each text is appended when it is complete, so that a
+crash loses what runs at that moment and nothing else; what a torn write leaves
+is cut off when the file is opened. At twice its capacity the file is written anew.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import OptionError
+from ..types import check_whole_number
+from .occurrences import SEPARATOR, Occurrences
+
+LENGTHS = (12, 6, 3, 1)
+"""Of the runs that are indexed."""
+
+_MAGIC = b"outpace-outputs1"
+_HEADER = struct.Struct("<16sI")  # and the vocabulary that its tokens are of
+
+
+class Memory:
+    """The last outputs, and where runs of tokens stand in them.
+
+    One memory may serve several engines in several threads: hold `lock` while you read.
+
+    Args:
+        capacity: tokens; the oldest are forgotten.
+        file: where they are kept, if anywhere.
+
+    Attributes:
+        past: the index of what is remembered.
+
+    Raises:
+        OptionError: no such capacity, or a file that is something else or cannot be used.
+    """
+
+    def __init__(self, capacity: int = 2**20, file: Path | None = None) -> None:
+        check_whole_number("capacity", capacity, 1, "tokens of past outputs")
+        self.past = Occurrences(LENGTHS, capacity)
+        self.lock = threading.Lock()
+        self._file = file
+        self._vocab_size: int | None = None
+        if file is not None:
+            self._check_file(file)
+
+    def serve(self, vocab_size: int) -> None:
+        """Called by every engine that will use it; the first reads the file.
+
+        Raises:
+            OptionError: it holds outputs of another vocabulary.
+        """
+        with self.lock:
+            first = self._vocab_size is None
+            if first and self._file is not None:
+                self._read(self._file, vocab_size)
+            if not first and self._vocab_size != vocab_size:
+                raise OptionError(
+                    f"this memory holds outputs of a vocabulary of {self._vocab_size} tokens, the "
+                    f"target has {vocab_size}: give every vocabulary a memory of its own"
+                )
+            self._vocab_size = vocab_size
+
+    def add(self, tokens: Sequence[int], prompt_length: int) -> None:
+        """Remember the output of a request, and the end of the prompt that it answers."""
+        if len(tokens) == prompt_length:
+            return
+        text = [*tokens[max(0, prompt_length - LENGTHS[0]) :], SEPARATOR]
+        with self.lock:
+            self.past.extend(text)
+            if self._file is not None:
+                self._append(self._file, text)
+
+    # --- on disk ----------------------------------------------------------------
+
+    def _check_file(self, file: Path) -> int | None:
+        """The vocabulary of a file; None if there is none yet."""
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("ab+") as f:
+                f.seek(0)
+                header = f.read(_HEADER.size)
+        except OSError as error:
+            raise OptionError(
+                f"past outputs cannot be kept in {file} ({error.strerror}): check the path"
+            ) from error
+        if not header:
+            return None
+        if len(header) < _HEADER.size or not header.startswith(_MAGIC):
+            raise OptionError(f"{file} is no file of past outputs: give another name")
+        return int(_HEADER.unpack(header)[1])
+
+    def _read(self, file: Path, vocab_size: int) -> None:
+        held = self._check_file(file)
+        if held is None:
+            file.write_bytes(_HEADER.pack(_MAGIC, vocab_size))
+            return
+        if held != vocab_size:
+            raise OptionError(
+                f"{file} holds outputs of a vocabulary of {held} tokens, the target has "
+                f"{vocab_size}: give every target a file of its own"
+            )
+        count = (file.stat().st_size - _HEADER.size) // 4
+        os.truncate(file, _HEADER.size + 4 * count)
+        skipped = max(0, count - self.past.capacity)
+        tokens = np.fromfile(file, "<i4", offset=_HEADER.size + 4 * skipped)
+        whole = np.append(tokens[(tokens >= SEPARATOR) & (tokens < vocab_size)], SEPARATOR)
+        self.past.extend(whole.tolist())
+
+    def _append(self, file: Path, text: Sequence[int]) -> None:
+        with file.open("ab") as f:
+            f.write(np.asarray(text, "<i4").tobytes())
+            size = f.tell()
+        if size <= _HEADER.size + 8 * self.past.capacity:
+            return
+        assert self._vocab_size is not None
+        aside = file.with_name(file.name + ".new")
+        kept = np.fromfile(file, "<i4", offset=size - 4 * self.past.capacity)
+        aside.write_bytes(_HEADER.pack(_MAGIC, self._vocab_size) + kept.tobytes())
+        aside.replace(file)

@@ -1,0 +1,81 @@
+"""Prompt lookup: what followed the last tokens where they stood before in the same text.
+
+Saxena, "Prompt lookup decoding", 2023. The longest run of last tokens that
+stands somewhere earlier decides, and its most recent place comes first.
+Beyond that one continuation, others become branches of a tree. On a miss
+nothing is proposed, and the round is a plain one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..models.base import LanguageModel
+from ..models.cache import SlotCache
+from ..sampling import DraftNoise, Warp
+from ..trees import merged
+from ..types import Draft, Tree, check_whole_number
+from .base import Context, Drafter, certain
+from .occurrences import Occurrences
+
+_PLACES = 32
+"""Earlier places of a run that are looked at."""
+
+
+class NgramDrafter(Drafter):
+    """Looks up what followed the last tokens earlier in the text.
+
+    Args:
+        longest: tokens of the run that is looked up first; then one less, and so on.
+        branches: continuations, at most; 1 proposes chains.
+    """
+
+    name = "ngram"
+    k = 8
+
+    def __init__(self, longest: int = 3, branches: int = 2) -> None:
+        check_whole_number("longest", longest, 1, "tokens of a run")
+        check_whole_number("branches", branches, 1, "1 proposes chains")
+        self.proposes_trees = branches > 1
+        self._lengths, self._branches = range(longest, 0, -1), branches
+        self._max_len: int
+        self._texts: dict[int, Occurrences] = {}
+
+    def start(self, target: LanguageModel, cache: SlotCache) -> None:
+        self._max_len = cache.max_len
+
+    def open(self, context: Context, features: tuple[Tensor, ...] = ()) -> None:
+        self._texts[context.slot] = text = Occurrences(self._lengths, self._max_len)
+        text.extend(context.tokens)
+
+    def close(self, slot: int) -> None:
+        del self._texts[slot]
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        budgets: Sequence[int],
+        warp: Warp,
+        noise: DraftNoise | None,
+    ) -> Draft:
+        proposals = [self._propose(c, b) for c, b in zip(contexts, budgets, strict=True)]
+        return certain(proposals, warp.device)
+
+    def _propose(self, context: Context, budget: int) -> tuple[list[int], Tree]:
+        text = self._texts[context.slot]
+        text.extend(context.tokens[text.count :])
+        found: list[list[int]] = []
+        for length in self._lengths if budget else ():
+            for at in text.behind(length, _PLACES):
+                if text.matched(at, context.tokens, length) < length:
+                    continue
+                tokens = text.continuation(at, budget)
+                if not any(tokens == other[: len(tokens)] for other in found):
+                    found.append(tokens)
+                if len(found) == self._branches:
+                    return merged(found)
+            if found:
+                break
+        return merged(found)

@@ -1,0 +1,121 @@
+"""Token recycling: what the target thought likely behind a token, it may think so again.
+
+Luo et al., "Turning trash into treasure: accelerating inference of large language
+models with token recycling", 2024. A table keeps, for every token, the target's
+likeliest successors when it was last scored, accepted or not; every row of every
+pass rewrites one entry, and all requests share it. A tree of a fixed shape is
+filled from the table, level by level.
+
+The shape is not the paper's: of all nodes it has those that are reached most
+likely if the first successor is right with probability 0.5, the next ones with
+0.17, 0.09 and so on, and a deeper token as a shallow one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import OptionError
+from ..models.base import LanguageModel
+from ..models.cache import SlotCache
+from ..sampling import DraftNoise, Warp
+from ..types import Draft, Tree, check_whole_number
+from .base import Commit, Context, Drafter, certain
+
+WIDTH = 8
+"""Successors that are kept of each token."""
+
+_RATES = tuple(0.5 / (rank + 1) ** 1.55 for rank in range(WIDTH))
+
+_UNKNOWN = -1
+
+
+class RecyclingDrafter(Drafter):
+    """Drafts a tree from a table of what the target last found likely behind each token.
+
+    Args:
+        nodes: of the tree.
+    """
+
+    name = "recycling"
+    proposes_trees = True
+    tops = WIDTH
+    k = 6
+
+    def __init__(self, nodes: int = 24) -> None:
+        check_whole_number("nodes", nodes, 1, "of the tree")
+        if nodes > 512:
+            raise OptionError(f"nodes={nodes} is more than a pass takes: give at most 512")
+        self._nodes = nodes
+        self._shapes: dict[int, _Shape] = {}
+        self._table: np.ndarray[tuple[int, int], np.dtype[np.int32]]
+
+    def start(self, target: LanguageModel, cache: SlotCache) -> None:
+        self._table = np.full((target.vocab_size, WIDTH), _UNKNOWN, np.int32)
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        budgets: Sequence[int],
+        warp: Warp,
+        noise: DraftNoise | None,
+    ) -> Draft:
+        proposals = [
+            self._fill(self._shape(b), c.tokens[-1]) for c, b in zip(contexts, budgets, strict=True)
+        ]
+        return certain(proposals, warp.device)
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        for commit in commits:
+            if commit.top is not None:  # the last of equal tokens in a block is what stays
+                self._table[list(commit.block), : commit.top.shape[1]] = commit.top.numpy()
+
+    def _shape(self, depth: int) -> _Shape:
+        if depth not in self._shapes:
+            self._shapes[depth] = _Shape(self._nodes, depth)
+        return self._shapes[depth]
+
+    def _fill(self, shape: _Shape, root: int) -> tuple[list[int], Tree]:
+        """Nodes whose successor is not known yet are left out, and all behind them."""
+        tokens = np.empty(len(shape.tree) + 1, np.int64)
+        tokens[0] = root
+        for nodes, parents, ranks in shape.levels:
+            tokens[nodes] = self._table[tokens[parents], ranks]
+            # What follows an unknown token is unknown: it reads the table's last row.
+            tokens[nodes[tokens[parents] == _UNKNOWN]] = _UNKNOWN
+        found = tokens[1:].tolist()
+        if _UNKNOWN not in found:
+            return found, shape.tree
+        kept = [i for i, token in enumerate(found) if token != _UNKNOWN]
+        place = {-1: -1} | {node: i for i, node in enumerate(kept)}
+        return [found[i] for i in kept], Tree(tuple(place[shape.tree.parents[i]] for i in kept))
+
+
+class _Shape:
+    """The likeliest nodes of a tree of some depth, and how it is filled.
+
+    Attributes:
+        levels: per depth the rows it fills, the rows before them, and their ranks;
+            row 0 is the root, row i + 1 node i.
+    """
+
+    def __init__(self, nodes: int, depth: int) -> None:
+        open_ = [(-_RATES[0], 0, -1, 0)] if depth else []  # minus its chance, level, parent, rank
+        parents: list[int] = []
+        levels: list[tuple[list[int], list[int], list[int]]] = [([], [], []) for _ in range(depth)]
+        while open_ and len(parents) < nodes:
+            chance, level, parent, rank = heapq.heappop(open_)
+            node = len(parents)
+            parents.append(parent)
+            for row, value in zip(levels[level], (node + 1, parent + 1, rank), strict=True):
+                row.append(value)
+            if rank + 1 < WIDTH:
+                sibling = chance / _RATES[rank] * _RATES[rank + 1]
+                heapq.heappush(open_, (sibling, level, parent, rank + 1))
+            if level + 1 < depth:
+                heapq.heappush(open_, (chance * _RATES[0], level + 1, node, 0))
+        self.tree = Tree(tuple(parents))
+        self.levels = [tuple(np.array(row) for row in rows) for rows in levels if rows[0]]

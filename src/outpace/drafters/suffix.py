@@ -1,0 +1,167 @@
+"""SuffixDecoding: continuations by their frequency, from this text and from past outputs.
+
+Oliaro et al., "SuffixDecoding: extreme speculative decoding for emerging AI
+applications", 2024. Wherever the last tokens stood before, in the request's own
+text or in what was generated earlier, something followed. For a match of n
+tokens that makes a tree of continuations with counts, of which a node's
+estimated probability is the product of count(child) / count(parent) from the
+root down; the likeliest nodes are taken, up to factor * n of them, so that a
+long match drafts far and a short one hardly. The tree with the highest sum of
+estimates wins, over all n and both indexes.
+
+Deviations: counts are over the most recent places of a run (64 at most), not
+over all there ever were, and the past is a ring, not a suffix tree. So a token
+costs the same to add whatever is held, memory has a hard bound, and what is
+evicted is what is oldest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from ..errors import OptionError
+from ..models.base import LanguageModel
+from ..models.cache import SlotCache
+from ..sampling import DraftNoise, Warp
+from ..trees import chain
+from ..types import Draft, Tree, check_whole_number
+from .base import Context, Drafter, certain
+from .memory import LENGTHS, Memory
+from .occurrences import Occurrences
+
+_LONGEST, _PLACES = 64, 64
+"""Tokens that a match is followed back, and places of a run that are looked at."""
+
+Guess = tuple[float, list[int], list[int]]
+"""The sum of estimates, tokens and parents of a tree."""
+
+
+class SuffixDrafter(Drafter):
+    """Drafts what followed the last tokens in this text and in past outputs, by frequency.
+
+    Args:
+        nodes: of a tree, at most.
+        factor: nodes per token of the match.
+        least: estimated probability of a node, at least.
+        capacity: tokens of past outputs that are remembered.
+        file: keeps them on disk.
+        branching: whether trees may branch.
+        memory: past outputs to share with other engines, instead of one's own.
+    """
+
+    name = "suffix"
+    k = 16
+
+    def __init__(
+        self,
+        nodes: int = 16,
+        factor: float = 2.0,
+        least: float = 0.1,
+        capacity: int = 2**20,
+        file: str | None = None,
+        branching: bool = True,
+        *,
+        memory: Memory | None = None,
+    ) -> None:
+        check_whole_number("nodes", nodes, 1, "of a tree")
+        if not 0 < factor < float("inf"):
+            raise OptionError(f"factor must be above 0, not {factor!r} (nodes per matched token)")
+        if not 0 < least <= 1:
+            raise OptionError(f"least must be in (0, 1], not {least!r} (a probability)")
+        self.proposes_trees = branching
+        self.memory = memory or Memory(capacity, None if file is None else Path(file))
+        self._nodes, self._factor, self._least = nodes, factor, least
+        self._max_len: int
+        self._open: dict[int, tuple[Context, Occurrences]] = {}
+
+    def start(self, target: LanguageModel, cache: SlotCache) -> None:
+        self._max_len = cache.max_len
+        self.memory.serve(target.vocab_size)
+
+    def open(self, context: Context, features: tuple[Tensor, ...] = ()) -> None:
+        text = Occurrences(LENGTHS, self._max_len)
+        text.extend(context.tokens)
+        self._open[context.slot] = context, text
+
+    def close(self, slot: int) -> None:
+        context, _ = self._open.pop(slot)
+        self.memory.add(context.tokens, context.prompt_length)
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        budgets: Sequence[int],
+        warp: Warp,
+        noise: DraftNoise | None,
+    ) -> Draft:
+        proposals = [self._propose(c, b) for c, b in zip(contexts, budgets, strict=True)]
+        return certain(proposals, warp.device)
+
+    def _propose(self, context: Context, budget: int) -> tuple[list[int], Tree]:
+        text = self._open[context.slot][1]
+        text.extend(context.tokens[text.count :])
+        best: Guess = (0.0, [], [])
+        if budget:
+            tail = context.tokens[-_LONGEST:]
+            best = self._best(text, tail, budget, best)
+            with self.memory.lock:
+                best = self._best(self.memory.past, tail, budget, best)
+        _, tokens, parents = best
+        straight = parents == list(range(-1, len(tokens) - 1))
+        return tokens, chain(len(tokens)) if straight else Tree(tuple(parents))
+
+    def _best(self, index: Occurrences, tail: Sequence[int], budget: int, best: Guess) -> Guess:
+        """The best tree of an index, or the one there is, unless it is better."""
+        for length in LENGTHS:
+            if len(tail) < length:
+                continue
+            found = [
+                (matched, run)
+                for at in index.after(tail[-length:], _PLACES)
+                if (matched := index.matched(at, tail, _LONGEST)) >= length
+                and (run := index.continuation(at, budget))
+            ]
+            for n in sorted({matched for matched, _ in found}, reverse=True):
+                most = min(self._nodes, max(1, int(self._factor * n)))
+                if most <= best[0]:
+                    return best  # shorter matches make smaller trees
+                guess = self._guess([run for matched, run in found if matched >= n], most)
+                if guess[0] > best[0]:
+                    best = guess
+        return best
+
+    def _guess(self, followed: list[list[int]], most: int) -> Guess:
+        """The likeliest nodes of the tree of continuations."""
+        total, tokens, parents = 0.0, list[int](), list[int]()
+        open_ = self._children(followed, 0, 1.0, -1)
+        heapq.heapify(open_)
+        while open_ and len(tokens) < most:
+            estimate, _, depth, parent, runs = heapq.heappop(open_)
+            node = len(tokens)
+            tokens.append(runs[0][depth])
+            parents.append(parent)
+            total -= estimate
+            for child in self._children(runs, depth + 1, -estimate, node):
+                heapq.heappush(open_, child)
+        return total, tokens, parents
+
+    def _children(
+        self, runs: list[list[int]], depth: int, estimate: float, parent: int
+    ) -> list[tuple[float, int, int, int, list[list[int]]]]:
+        """What follows, the likeliest first: minus its estimate, a tie breaker, and the rest."""
+        by_token: dict[int, list[list[int]]] = {}
+        for run in runs:
+            if len(run) > depth:
+                by_token.setdefault(run[depth], []).append(run)
+        whole = sum(map(len, by_token.values()))
+        found = [
+            (-estimate * len(some) / whole, i, depth, parent, some)
+            for i, some in enumerate(by_token.values())
+            if estimate * len(some) / whole >= self._least
+        ]
+        found.sort(key=lambda child: child[:2])
+        return found if self.proposes_trees else found[:1]
