@@ -32,7 +32,7 @@ class ModelDrafter(Drafter):
     """
 
     name = "draft model"
-    laws = (PointMass, Rows)
+    laws: tuple[type[Law], ...] = (PointMass, Rows)
     keeps_states = False
     """Whether the states behind the model's last layer are kept, of every token that is fed."""
 
