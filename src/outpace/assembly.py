@@ -32,7 +32,7 @@ from .models.loading import (
 )
 from .models.quantize import choose_quantization
 from .types import SamplingParams
-from .verifiers import make_verifier, verifier_for
+from .verifiers import make_verifier
 
 
 class Assembly:
@@ -61,8 +61,8 @@ class Assembly:
         check_k(k)
         self._k, self._max_batch = k, check_max_batch(max_batch)
         self._draft = _blueprint(drafter)
-        laws = self._draft.laws if self._draft is not None else ()
-        self._rule = verifier_for(laws) if verifier is None else make_verifier(verifier)
+        rule = Drafter.rule if self._draft is None else self._draft.rule
+        self._rule = make_verifier(rule if verifier is None else verifier)
         self.remarks: list[str] = []
         if self._draft is not None:
             check_compatible(self._draft, self._rule)

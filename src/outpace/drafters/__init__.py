@@ -2,6 +2,7 @@
 
 from .base import Commit, Context, Drafter, certain
 from .blueprint import Blueprint, Setting
+from .cascade import CascadeDrafter
 from .early_exit import EarlyExitDrafter
 from .lookahead import LookaheadDrafter
 from .memory import Memory
@@ -16,6 +17,7 @@ from .suffix import SuffixDrafter
 __all__ = [
     "BUILT_IN",
     "Blueprint",
+    "CascadeDrafter",
     "Commit",
     "Context",
     "Drafter",

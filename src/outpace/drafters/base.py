@@ -66,6 +66,10 @@ class Drafter:
         taps: target layers whose output it wants to see.
         tops: how many of the target's likeliest tokens it wants to see per row.
         k: the draft length it takes where none is asked for.
+        rule: the verifier that suits it. By default that is `match`: tokens that were
+            not drawn pass as often by it as by any, and its seeded texts are plain
+            decoding's.
+        instant: whether a draft costs next to nothing, as no model runs.
         requires: what it needs of a target or a machine, in a few words.
     """
 
@@ -76,6 +80,8 @@ class Drafter:
     taps: tuple[int, ...] = ()
     tops: int = 0
     k: int = 4
+    rule: str = "match"
+    instant: bool = True
 
     def check(self, setting: Setting) -> Sequence[str]:
         """Whether it can draft for a target whose weights are not read yet; remarks worth showing.
@@ -119,7 +125,10 @@ class Drafter:
         raise NotImplementedError
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """The round is over; the contexts already hold what it emitted."""
+        """The round is over; the contexts already hold what it emitted.
+
+        A commit without block drops the last draft: the round goes on with another.
+        """
 
     def close(self, slot: int) -> None:
         """The sequence is gone; its slot will be opened anew."""

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from ..errors import VocabularyMismatchError
 from ..models.base import LanguageModel
 from ..models.loading import (
     Compile,
@@ -47,6 +48,7 @@ class Blueprint(Protocol):
     laws: tuple[type[Law], ...]
     proposes_trees: bool
     k: int
+    rule: str
 
     def check(self, setting: Setting) -> Sequence[str]:
         """Whether it can draft for a target; remarks worth showing.
@@ -71,6 +73,7 @@ class Checkpoint:
     laws: tuple[type[Law], ...] = ModelDrafter.laws
     proposes_trees = ModelDrafter.proposes_trees
     k = ModelDrafter.k
+    rule = ModelDrafter.rule
 
     def __init__(self, path: str | Path) -> None:
         self.name = str(path)
@@ -78,15 +81,25 @@ class Checkpoint:
         self._compile: Compile = "auto"
 
     def check(self, setting: Setting) -> Sequence[str]:
+        self._find(setting)
+        tokenizer = load_tokenizer(self._source)
+        try:
+            return check_vocabularies(setting.tokenizer, tokenizer, self._source.vocab_size)
+        except VocabularyMismatchError as error:
+            raise VocabularyMismatchError(
+                f"{error}, or draft with this one by common tokens: 'tli:{self.name}'"
+            ) from error
+
+    def _find(self, setting: Setting) -> None:
         self._source = inspect_checkpoint(self.name)
         self._compile = setting.compile
         check_runner(self._source, setting.device, setting.compile, None)
-        tokenizer = load_tokenizer(self._source)
-        return check_vocabularies(setting.tokenizer, tokenizer, self._source.vocab_size)
 
     def build(self, target: LanguageModel, progress: Progress) -> Drafter:
+        return ModelDrafter(self._load(target, progress), self.name)
+
+    def _load(self, target: LanguageModel, progress: Progress) -> LanguageModel:
         # It runs as the target does; two precisions would only cost acceptance.
-        model = load_model(
+        return load_model(
             self._source, target.dtype, target.device, progress, compile=self._compile
         )
-        return ModelDrafter(model, self.name)

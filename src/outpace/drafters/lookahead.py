@@ -133,10 +133,11 @@ class _State:
         emitted = len(self._context.tokens) - self._seen
         self._seen = len(self._context.tokens)
         if commit.top is None or not self._at:
+            self._at = []
             self._move(emitted, None)
             return
         best = commit.top[:, 0].tolist()
-        answers = [best[row] for row in self._at]
+        answers, self._at = [best[row] for row in self._at], []
         self._ripe += 1
         if self._ripe >= self._levels:
             keys = [commit.block[0], *self._rows[0][1:]]
@@ -166,6 +167,7 @@ class _State:
 
     def _add(self, key: int, gram: Gram) -> None:
         grams = self._pool.setdefault(key, OrderedDict())
+        self._pool.move_to_end(key)
         grams.pop(gram, None)
         grams[gram] = None
         if len(grams) > self._guesses:

@@ -33,6 +33,8 @@ class ModelDrafter(Drafter):
 
     name = "draft model"
     laws: tuple[type[Law], ...] = (PointMass, Rows)
+    rule = "token"
+    instant = False
     keeps_states = False
     """Whether the states behind the model's last layer are kept, of every token that is fed."""
 
@@ -74,10 +76,8 @@ class ModelDrafter(Drafter):
         warp: Warp,
         noise: DraftNoise | None,
     ) -> Draft:
-        room = self.model.context_length
-        budgets = [
-            max(0, min(b, room - len(c.tokens))) for c, b in zip(contexts, budgets, strict=True)
-        ]
+        rooms = [self._room(context) for context in contexts]
+        budgets = [max(0, min(b, room)) for b, room in zip(budgets, rooms, strict=True)]
         trees = tuple(chain(b) for b in budgets)
         live = [i for i, budget in enumerate(budgets) if budget]
         if len(live) == len(contexts):
@@ -97,6 +97,10 @@ class ModelDrafter(Drafter):
             q = law.q.new_zeros(len(contexts), *law.q.shape[1:])
             law = Rows(q.index_copy_(0, at, law.q))
         return Draft(tokens, law, trees=trees)
+
+    def _room(self, context: Context) -> int:
+        """Tokens that the model has positions for behind a context."""
+        return self.model.context_length - len(context.tokens)
 
     def _draw(
         self,
@@ -141,6 +145,8 @@ class ModelDrafter(Drafter):
             logits = None if warp.all_greedy and not warp.shapes else self._logits(out)
             if logits is not None and warp.shapes:
                 logits = warp.shape(logits, [[path] for path in paths]).logits
+                # Where it has none of the tokens that are left, one is as good as another.
+                logits = logits.masked_fill((logits == -torch.inf).all(-1, keepdim=True), 0.0)
             if logits is None:
                 tokens.append(self._likeliest(out))
             elif warp.all_greedy:

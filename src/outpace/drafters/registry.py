@@ -22,7 +22,9 @@ from ..errors import OptionError, first_line
 from ..models.loading import DEMO_DRAFT, DEMO_TARGET
 from .base import Drafter
 from .blueprint import Blueprint, Checkpoint
+from .cascade import Cascade
 from .early_exit import EarlyExitDrafter
+from .foreign import SLEM, TLI
 from .lookahead import LookaheadDrafter
 from .ngram import NgramDrafter
 from .quantized import int4, int8
@@ -41,6 +43,8 @@ BUILT_IN: dict[str, Factory] = {
     "lookahead": LookaheadDrafter,
     "early-exit": EarlyExitDrafter,
     "skip": SkipDrafter,
+    "tli": TLI,
+    "slem": SLEM,
     "int8": int8,
     "int4": int4,
 }
@@ -122,10 +126,8 @@ def parse(text: str | Path) -> Blueprint:
     """
     if isinstance(text, Path) or _is_path(text):
         return Checkpoint(text)
-    parts = text.split("+")
-    if len(parts) == 1:
-        return _parse_one(text)
-    raise OptionError(f"{text!r} names several drafters")
+    parts = [_parse_one(part) for part in text.split("+")]
+    return parts[0] if len(parts) == 1 else Cascade(parts)
 
 
 def _is_path(text: str) -> bool:
@@ -140,7 +142,7 @@ def _parse_one(text: str) -> Blueprint:
     name, _, rest = text.partition(":")
     if name in names():
         return _make(name, factory(name), rest)
-    if "/" in text or text in (DEMO_TARGET, DEMO_DRAFT):
+    if "/" in text or text in (DEMO_TARGET, DEMO_DRAFT) or _is_path(text):
         return Checkpoint(text)
     near = difflib.get_close_matches(name, names(), 1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names())}"

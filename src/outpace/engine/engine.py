@@ -22,7 +22,7 @@ from ..sampling import DraftNoise, Keys, Stream, Warp, law_device
 from ..sampling.noise import F64
 from ..trees import block_mask, block_positions, chain
 from ..types import Draft, PointMass, Provenance, SamplingParams
-from ..verifiers import GreedyVerifier, Noise, Verdict, Verifier, verifier_for
+from ..verifiers import GreedyVerifier, Noise, Verdict, Verifier, make_verifier
 from .checks import check_compatible, check_max_batch, check_max_len, check_request, choose_k
 from .clock import Clock
 from .emission import (
@@ -47,7 +47,7 @@ class Engine:
         k: draft length K, the longest path a drafter may propose; 0 is plain,
             None the drafter's own.
         verifier: the rule for requests that sample, by default the one that suits
-            the drafter (`verifier_for`). At temperature 0 every lossless rule is
+            the drafter (its `rule`). At temperature 0 every lossless rule is
             the greedy one, and the engine takes that.
         max_batch: slots, requests that run at once; others wait.
         max_len: positions per request, at most the model's own.
@@ -71,7 +71,7 @@ class Engine:
         max_len: int | None = None,
     ) -> None:
         self.target = target
-        self.verifier = verifier or verifier_for(drafter.laws if drafter else ())
+        self.verifier = verifier or make_verifier(drafter.rule if drafter else Drafter.rule)
         self.k = choose_k(k, drafter)
         if drafter is not None:
             check_compatible(drafter, self.verifier)

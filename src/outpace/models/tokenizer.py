@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -17,6 +18,8 @@ from ..sampling.transforms import BadText, BadTokens, completing_ids
 from .constraint import Grammars
 
 _REPLACEMENT = "\ufffd"
+_BLANK = "\u2581"  # SentencePiece's space
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
 _PROMPT_WINDOW = 6
 
 
@@ -156,6 +159,38 @@ class Tokenizer:
                 pieces[i] = bytes(to_byte[c] for c in token)
         return pieces
 
+    @cached_property
+    def pieces(self) -> list[bytes] | None:
+        """Each id's bytes within a text, of byte-level BPE and of SentencePiece; else None."""
+        if self.byte_pieces is not None:
+            return self.byte_pieces
+        decoder = getattr(getattr(self.hf, "backend_tokenizer", None), "decoder", None)
+        state = {} if decoder is None else json.loads(decoder.__getstate__())
+        steps = state.get("decoders", [state])
+        blanks = [s for s in steps if s.get("type") == "Metaspace" or _replaces_blank(s)]
+        if not blanks:
+            return None
+        pieces = [b""] * (max(self.vocabulary.values()) + 1)
+        for token, i in self.vocabulary.items():
+            if i in self.byte_fallbacks:
+                pieces[i] = bytes([int(token[3:-1], 16)])
+            elif i not in self.special_ids:
+                pieces[i] = token.replace(_BLANK, " ").encode()
+        return pieces
+
+    @cached_property
+    def byte_fallbacks(self) -> frozenset[int]:
+        """Ids of SentencePiece's tokens for single bytes."""
+        if self.byte_pieces is not None:
+            return frozenset()
+        return frozenset(i for t, i in self.vocabulary.items() if _BYTE.fullmatch(t))
+
+    @cached_property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """What it puts before every text (BOS)."""
+        ids: list[int] = self.hf("")["input_ids"]
+        return tuple(i for i in ids if i in self.special_ids and i not in self.eos_token_ids)
+
 
 class Detokenizer:
     """Turns ids into text as they come; a multi-byte character is held back until whole."""
@@ -269,6 +304,12 @@ def check_vocabularies(target: Tokenizer, draft: Tokenizer, draft_width: int) ->
                 f"(id {whose[0]})"
             )
     return remarks
+
+
+def _replaces_blank(step: Mapping[str, Any]) -> bool:
+    pattern = step.get("pattern")
+    text = pattern.get("String") if isinstance(pattern, Mapping) else pattern
+    return step.get("type") == "Replace" and text == _BLANK
 
 
 @lru_cache(maxsize=1)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
 
 from ..errors import OptionError
-from ..types import Law, PointMass
 from .base import Noise, Verdict, Verifier
 from .block import BlockVerifier
 from .coupled import CoupledVerifier
@@ -39,15 +37,6 @@ def make_verifier(name: str) -> Verifier:
     return VERIFIERS[name]()
 
 
-def verifier_for(laws: Sequence[type[Law]]) -> Verifier:
-    """The rule for drafts of these laws where none is asked for.
-
-    Tokens that were not drawn pass as often by `match` as by any rule, and its seeded
-    texts are plain decoding's. Drawn tokens pass more often by `token`.
-    """
-    return MatchVerifier() if set(laws) == {PointMass} else TokenVerifier()
-
-
 __all__ = [
     "VERIFIERS",
     "BlockVerifier",
@@ -61,5 +50,4 @@ __all__ = [
     "Verifier",
     "follow",
     "make_verifier",
-    "verifier_for",
 ]

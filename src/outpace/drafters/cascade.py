@@ -1,0 +1,265 @@
+"""A cascade: several drafters, of which each round takes the one that promises most.
+
+A study of speculative decoding in production (arXiv 2601.11580) found that an
+oracle which picks an n-gram or a model drafter per round is far ahead of either.
+Here running estimates stand for the oracle. Drafters that cost nothing are asked
+first, and what they propose is known when it is decided: of a proposal as long as
+this, so many tokens were emitted per round, and such rounds took so long. A
+drafter that runs a model is judged by its own rounds. The highest tokens per second
+win, sequence by sequence; who has not been tried for long is tried again.
+
+Which drafter is taken depends on measured times, so a text that follows from the
+draft (by the rules token and block) would not be repeatable. The rule that suits is
+`coupled`, whose texts follow from target and seed alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import OptionError
+from ..models.base import LanguageModel, upload
+from ..models.cache import SlotCache
+from ..models.loading import Progress
+from ..sampling import DraftNoise, Warp
+from ..trees import chain
+from ..types import Draft, Law, PointMass, Rows, Tree
+from .base import Commit, Context, Drafter
+from .blueprint import Blueprint, Setting
+
+_MEMORY = 0.9
+"""Weight of what was before, in a running mean."""
+
+_PATIENCE = 48
+"""Rounds after which a drafter that was not taken is tried again."""
+
+_PROMISING = 0.5
+"""Of the best rate; who is estimated to be below is tried a quarter as often."""
+
+_TRUST = 4
+"""Rounds of its own that outweigh what a sequence begins with, other sequences' estimates."""
+
+Kind = tuple[int, int]
+"""A member, and how long its proposal is: 0 if that is not known, else its bit length."""
+
+
+@dataclass(slots=True)
+class _Mean:
+    """A running mean that begins as the plain one."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def add(self, x: float) -> None:
+        self.count += 1
+        weight = max(1 - _MEMORY, 1 / self.count)
+        self.value += weight * (x - self.value)
+
+
+class CascadeDrafter(Drafter):
+    """Takes in every round the drafter that promises most tokens per second.
+
+    Args:
+        members: drafters; those without a model first.
+        clock: tells the time in seconds.
+    """
+
+    rule = "coupled"
+    instant = False
+
+    def __init__(
+        self, members: Sequence[Drafter], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.members = tuple(members)
+        self.name, self.laws, self.proposes_trees, self.k = _together(self.members)
+        self.taps = tuple(sorted({tap for m in self.members for tap in m.taps}))
+        self.tops = max(m.tops for m in self.members)
+        self._clock = clock
+        self._emitted: dict[Kind, _Mean] = {}  # tokens per round, of all sequences
+        self._own: dict[int, dict[Kind, _Mean]] = {}  # of the one in a slot
+        self._seconds: dict[Kind, _Mean] = {}  # per round
+        self._lengths: dict[int, int] = {}  # of a context, when it was drafted for
+        self._contexts: dict[int, Context] = {}
+        self._taken: dict[int, Kind] = {}
+        self._idle: dict[int, list[int]] = {}  # rounds since a member was taken
+        self._begun = 0.0
+
+    def start(self, target: LanguageModel, cache: SlotCache) -> None:
+        for member in self.members:
+            member.start(target, cache)
+
+    def open(self, context: Context, features: tuple[Tensor, ...] = ()) -> None:
+        for member in self.members:
+            member.open(context, self._features(member, features))
+        self._contexts[context.slot] = context
+        self._own[context.slot] = {
+            kind: _Mean(mean.value, min(mean.count, _TRUST)) for kind, mean in self._emitted.items()
+        }
+        self._idle[context.slot] = [0] * len(self.members)
+
+    def close(self, slot: int) -> None:
+        for member in self.members:
+            member.close(slot)
+        del self._contexts[slot], self._own[slot], self._idle[slot]
+        self._taken.pop(slot, None)
+
+    def _features(self, member: Drafter, features: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Of all that are tapped those that a member wants."""
+        if not features:
+            return ()
+        return tuple(features[self.taps.index(tap)] for tap in member.taps)
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        budgets: Sequence[int],
+        warp: Warp,
+        noise: DraftNoise | None,
+    ) -> Draft:
+        self._begun = self._clock()
+        instant = {
+            i: m.draft(contexts, [min(b, m.k) for b in budgets], warp, noise)
+            for i, m in enumerate(self.members)
+            if m.instant
+        }
+        chosen = [
+            self._choose(c, {i: d.trees[b] for i, d in instant.items()}, budgets[b])
+            for b, c in enumerate(contexts)
+        ]
+        parts: list[tuple[Draft, list[int]]] = []
+        for i, member in enumerate(self.members):
+            rows = [b for b, (one, _) in enumerate(chosen) if one == i]
+            others = [c.slot for b, c in enumerate(contexts) if b not in rows]
+            if i in instant:
+                member.observe([Commit(slot, ()) for slot in others])
+            if not rows:
+                continue
+            if i in instant:
+                parts.append((_rows_of(instant[i], rows), rows))
+                continue
+            some = upload(torch.tensor(rows), warp.device)
+            part = member.draft(
+                [contexts[b] for b in rows],
+                [min(budgets[b], member.k) for b in rows],
+                warp if len(rows) == len(contexts) else warp.select(rows),
+                noise if noise is None or len(rows) == len(contexts) else noise.select(some),
+            )
+            parts.append((part, rows))
+        for context, kind in zip(contexts, chosen, strict=True):
+            self._taken[context.slot] = kind
+            self._lengths[context.slot] = len(context.tokens)
+        return _merged(parts, len(contexts), warp.device)
+
+    def _choose(self, context: Context, trees: dict[int, Tree], budget: int) -> Kind:
+        """The member for a sequence; who has nothing to propose is not asked."""
+        kinds: list[Kind] = []
+        for i in range(len(self.members)):
+            if i not in trees:
+                kinds.append((i, 0))
+            elif len(trees[i]):
+                kinds.append((i, max(trees[i].depths).bit_length()))
+        if not kinds or not budget:
+            return 0, 0
+        idle = self._idle[context.slot]
+        rates = {kind: self._rate(context.slot, kind) for kind in kinds}
+        best = max(kinds, key=lambda kind: rates[kind])
+        for kind in kinds:
+            patience = _PATIENCE if rates[kind] >= _PROMISING * rates[best] else 4 * _PATIENCE
+            if idle[kind[0]] >= patience:
+                best = kind
+        for i in range(len(idle)):
+            idle[i] = 0 if i == best[0] else idle[i] + 1
+        return best
+
+    def _rate(self, slot: int, kind: Kind) -> float:
+        """Tokens per second; whoever is not known yet is tried."""
+        seconds, emitted = self._seconds.get(kind), self._own[slot].get(kind)
+        if seconds is None or emitted is None:
+            return math.inf
+        return emitted.value / seconds.value
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        passed = self._clock() - self._begun
+        taken = {self._taken[c.slot] for c in commits if c.slot in self._taken and c.block}
+        if len({member for member, _ in taken}) == 1:  # else it is nobody's own time
+            for kind in taken:
+                self._seconds.setdefault(kind, _Mean()).add(passed)
+        for commit in commits:
+            if commit.slot in self._taken and commit.block:
+                kind = self._taken.pop(commit.slot)
+                emitted = len(self._contexts[commit.slot].tokens) - self._lengths[commit.slot]
+                for means in (self._own[commit.slot], self._emitted):
+                    means.setdefault(kind, _Mean()).add(emitted)
+        for member in self.members:
+            member.observe(
+                [replace(c, features=self._features(member, c.features)) for c in commits]
+            )
+
+
+def _rows_of(draft: Draft, rows: Sequence[int]) -> Draft:
+    at = torch.tensor(rows, device=draft.tokens.device)
+    return Draft(draft.tokens[at], draft.law, tuple(draft.trees[b] for b in rows))
+
+
+def _merged(
+    parts: Sequence[tuple[Draft, Sequence[int]]], batch: int, device: torch.device
+) -> Draft:
+    """One draft of several, each for some of the sequences."""
+    if len(parts) == 1 and len(parts[0][1]) == batch:
+        return parts[0][0]
+    width = max((d.tokens.shape[1] for d, _ in parts), default=0)
+    tokens = torch.zeros(batch, width, dtype=torch.int64, device=device)
+    trees = [chain(0)] * batch
+    laws = [d.law.q for d, _ in parts if isinstance(d.law, Rows)]
+    q = None
+    if laws:
+        q = torch.zeros(batch, width, laws[0].shape[-1], dtype=laws[0].dtype, device=device)
+    for draft, rows in parts:
+        n = draft.tokens.shape[1]
+        at = torch.tensor(rows, device=device)
+        tokens[at, :n] = draft.tokens.to(device)
+        if q is not None:
+            certain = F.one_hot(tokens[at, :n], q.shape[-1]).to(q.dtype)
+            q[at, :n] = draft.law.q.to(q) if isinstance(draft.law, Rows) else certain
+        for b, tree in zip(rows, draft.trees, strict=True):
+            trees[b] = tree
+    law: Law = PointMass() if q is None else Rows(q)
+    return Draft(tokens, law, tuple(trees))
+
+
+def _together(
+    members: Sequence[Blueprint],
+) -> tuple[str, tuple[type[Law], ...], bool, int]:
+    """Name, laws, whether there are trees, and K of all."""
+    if len(members) < 2:
+        raise OptionError("a cascade needs two drafters at least: write A+B")
+    laws = dict.fromkeys(law for m in members for law in m.laws)
+    return (
+        "+".join(m.name for m in members),
+        tuple(laws),
+        any(m.proposes_trees for m in members),
+        max(m.k for m in members),
+    )
+
+
+class Cascade:
+    """A cascade to be; see `Blueprint`."""
+
+    rule = CascadeDrafter.rule
+
+    def __init__(self, members: Sequence[Blueprint]) -> None:
+        self._members = members
+        self.name, self.laws, self.proposes_trees, self.k = _together(members)
+
+    def check(self, setting: Setting) -> Sequence[str]:
+        return [remark for member in self._members for remark in member.check(setting)]
+
+    def build(self, target: LanguageModel, progress: Progress) -> Drafter:
+        return CascadeDrafter([member.build(target, progress) for member in self._members])

@@ -1,0 +1,228 @@
+"""Draft models of another vocabulary: by their common tokens, or by text.
+
+Timor et al., "Accelerating LLM inference with lossless speculative decoding
+algorithms for heterogeneous vocabularies", ICML 2025. Either way the draft
+reads the text in its own tokens, split as its own tokenizer splits it.
+
+TLI (algorithm 4) drafts tokens that both vocabularies have, drawn from the
+draft's law restricted to them; the target's law stays whole. SLEM (algorithm 2)
+lets the draft write freely, and takes what the target's tokenizer makes of the
+bytes: those tokens were not drawn from any row, so they are proposed as certain.
+The draft writes its likeliest text then, which is what certain tokens pass best with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import VocabularyMismatchError
+from ..models.base import ForwardOutput, LanguageModel, RollsOut, prefill, upload
+from ..models.cache import SlotCache
+from ..models.loading import Progress, load_tokenizer
+from ..sampling import DraftNoise, Warp, argmax, law_device
+from ..trees import chain
+from ..types import Draft, Law, PointMass, SamplingParams
+from .base import Commit, Context, Drafter, certain
+from .blueprint import Checkpoint, Setting
+from .model import ModelDrafter
+from .translation import Common, Translated, Words
+
+_TAIL = 8
+"""Tokens before a draft that its split may depend on."""
+
+
+class ForeignDrafter(ModelDrafter):
+    """A draft model that reads each text in its own tokens."""
+
+    def __init__(self, model: LanguageModel, target: Words, draft: Words, name: str) -> None:
+        super().__init__(model, name)
+        self._target, self._draft = target, draft
+        self._texts: dict[int, Translated] = {}
+        self._held: dict[int, list[int]] = {}  # what its cache holds
+
+    def start(self, target: LanguageModel, cache: SlotCache) -> None:
+        super().start(target, cache)
+        # A text may take more of the draft's tokens than of the target's.
+        self._cache = self.model.new_cache(cache.slots, self.model.context_length)
+
+    def open(self, context: Context, features: tuple[Tensor, ...] = ()) -> None:
+        self._cache.truncate(context.slot, 0)
+        self._texts[context.slot] = text = Translated(self._target, self._draft)
+        text.extend(context.tokens)
+        held = text.ids[:-1] if len(text.ids) < self.model.context_length else []
+        prefill(self.model, self._cache, context.slot, held)
+        self._held[context.slot] = held
+
+    def close(self, slot: int) -> None:
+        self._cache.truncate(slot, 0)
+        del self._texts[slot], self._held[slot]
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        pass  # the text tells, at the next draft
+
+    def _room(self, context: Context) -> int:
+        """The same, of the text in the draft's tokens: what is fed is what its cache lacks."""
+        text, held = self._texts[context.slot], self._held[context.slot]
+        same = min(text.extend(context.tokens[text.count :]), len(held))
+        while same < min(len(held), len(text.ids)) and held[same] == text.ids[same]:
+            same += 1
+        same = min(same, max(0, len(text.ids) - 1))
+        self._cache.truncate(context.slot, same)
+        room = self.model.context_length - len(text.ids)
+        held[same:] = text.ids[same:] if text.ids and room > 0 else []
+        return room if text.ids else 0
+
+    def _missing(self, contexts: Sequence[Context]) -> tuple[list[list[int]], Tensor, Tensor]:
+        return super()._missing([Context(c.slot, self._texts[c.slot].ids) for c in contexts])
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        return list(tokens)
+
+
+class TLIDrafter(ForeignDrafter):
+    """Drafts the tokens that both vocabularies have."""
+
+    def __init__(self, model: LanguageModel, common: Common, name: str) -> None:
+        super().__init__(model, common.target, common.draft, name)
+        self._common = common
+
+    def start(self, target: LanguageModel, cache: SlotCache) -> None:
+        super().start(target, cache)
+        self._rolls_out = False  # what it draws is not what it feeds
+        index = self._common.gather(target.vocab_size)
+        place = law_device(self.model.device)
+        self._to_draft = upload(index.clamp_min(0), place)
+        self._lacking = upload(index < 0, place)
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        budgets: Sequence[int],
+        warp: Warp,
+        noise: DraftNoise | None,
+    ) -> Draft:
+        draft = super().draft(contexts, budgets, warp, noise)
+        fed = self._to_draft[draft.tokens].tolist()  # a host sync
+        for context, row, tree in zip(contexts, fed, draft.trees, strict=True):
+            self._held[context.slot] += row[: max(0, len(tree) - 1)]
+        return draft
+
+    def _step(
+        self, token: Tensor, slots: Sequence[int], budgets: Sequence[int], step: int
+    ) -> ForwardOutput:
+        return super()._step(self._to_draft[token], slots, budgets, step)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, slots: Sequence[int]) -> ForwardOutput:
+        return self.model.forward(tokens, positions, self._cache, slots)
+
+    def _likeliest(self, out: ForwardOutput) -> Tensor:
+        return argmax(self._logits(out))
+
+    def _logits(self, out: ForwardOutput) -> Tensor:
+        assert out.logits is not None
+        logits = out.logits.to(self._to_draft.device)
+        return logits[..., self._to_draft].masked_fill(self._lacking, -torch.inf)
+
+
+class SLEMDrafter(ForeignDrafter):
+    """Drafts what the target's tokenizer makes of the text that the draft writes."""
+
+    laws: tuple[type[Law], ...] = (PointMass,)
+    rule = "match"
+
+    def start(self, target: LanguageModel, cache: SlotCache) -> None:
+        super().start(target, cache)
+        self._ids = target.vocab_size
+        self._vocab_size = self.model.vocab_size  # it drafts in its own
+        self._rolls_out = isinstance(self.model, RollsOut)
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        budgets: Sequence[int],
+        warp: Warp,
+        noise: DraftNoise | None,
+    ) -> Draft:
+        width, place = self.model.vocab_size, law_device(self.model.device)
+        library = getattr(self.model, "library", None)
+        likeliest = Warp([SamplingParams()] * len(contexts), width, place, library)
+        written = super().draft(contexts, budgets, likeliest, None)
+        proposals = []
+        rows = zip(contexts, budgets, written.tokens.tolist(), written.trees, strict=True)
+        for context, budget, row, tree in rows:
+            self._held[context.slot] += row[: max(0, len(tree) - 1)]
+            tokens = self._retokenized(context.tokens, row[: len(tree)])[:budget]
+            proposals.append((tokens, chain(len(tokens))))
+        return certain(proposals, warp.device)
+
+    def _retokenized(self, before: Sequence[int], written: list[int]) -> list[int]:
+        """Target tokens of what the draft wrote behind a text."""
+        ends = [
+            i for i, token in enumerate(written) if token in self._draft.tokenizer.eos_token_ids
+        ]
+        text = self._draft.bytes_of(written[: ends[0]] if ends else written)
+        tail = self._tail(before)
+        both = self._target.split(self._target.bytes_of(tail) + text)
+        tokens = both[len(tail) :] if both[: len(tail)] == tail else self._target.split(text)
+        tokens += self._target.tokenizer.eos_token_ids[:1] if ends else ()
+        return [token for token in tokens if token < self._ids]
+
+    def _tail(self, tokens: Sequence[int]) -> list[int]:
+        """The last tokens, from one that begins with a blank."""
+        for n in range(1, min(_TAIL, len(tokens)) + 1):
+            if self._target.bytes_of(tokens[-n : len(tokens) - n + 1])[:1].isspace():
+                return list(tokens[-n:])
+        return []
+
+
+class ForeignCheckpoint(Checkpoint):
+    """A draft model of another vocabulary, in a folder or on the hub."""
+
+    requires = "tokenizers of bytes"
+
+    def check(self, setting: Setting) -> Sequence[str]:
+        self._find(setting)
+        self._target = Words(setting.tokenizer, "target")
+        self._draft = Words(load_tokenizer(self._source), "draft")
+        return self._remarks()
+
+    def _remarks(self) -> Sequence[str]:
+        return ()
+
+
+class TLI(ForeignCheckpoint):
+    """Drafts with a model of another vocabulary the tokens that both have.
+
+    Args:
+        path: of the draft model: a folder or a hub id.
+    """
+
+    def _remarks(self) -> Sequence[str]:
+        self._common = Common(self._target, self._draft)
+        if not self._common.pairs:
+            raise VocabularyMismatchError(
+                f"the target and {self.name} have no token in common, so there is nothing to "
+                f"draft by intersection: 'slem:{self.name}' matches their texts instead"
+            )
+        return [f"{self._common.share:.0%} of the target's tokens can be drafted by {self.name}"]
+
+    def build(self, target: LanguageModel, progress: Progress) -> Drafter:
+        return TLIDrafter(self._load(target, progress), self._common, f"tli:{self.name}")
+
+
+class SLEM(ForeignCheckpoint):
+    """Drafts with a model of another vocabulary by the text that it writes.
+
+    Args:
+        path: of the draft model: a folder or a hub id.
+    """
+
+    laws = SLEMDrafter.laws
+    rule = SLEMDrafter.rule
+
+    def build(self, target: LanguageModel, progress: Progress) -> Drafter:
+        model = self._load(target, progress)
+        return SLEMDrafter(model, self._target, self._draft, f"slem:{self.name}")
