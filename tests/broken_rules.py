@@ -244,4 +244,11 @@ class LeavesUnnormalised(SoundTree):
         return [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
 
 
+class TakesTheNextRow(SoundTree):
+    """Every node is held against the row behind the next one."""
+
+    def __call__(self, p, draft, noise):
+        return super().__call__(p.roll(-1, 1), draft, noise)
+
+
 WRONG_TREES = [ForgetsTheRejected, StrikesOut, LeavesUnnormalised]

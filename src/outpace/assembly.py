@@ -81,8 +81,17 @@ class Assembly:
         self.tokenizer = load_tokenizer(self._target)
         self._eos = eos_token_ids(self._target, self.tokenizer)
         if self._draft is not None:
-            setting = Setting(self._target, self.tokenizer, self._device, compile, quantize)
-            self.remarks += self._draft.check(setting)
+            self.remarks += self.check_drafter(self._draft)
+
+    def check_drafter(self, drafter: Blueprint) -> Sequence[str]:
+        """Whether a drafter could draft for this target; remarks worth showing.
+
+        Raises:
+            OutpaceError: it could not.
+        """
+        return drafter.check(
+            Setting(self._target, self.tokenizer, self._device, self._compile, self._quantize)
+        )
 
     def check(
         self,

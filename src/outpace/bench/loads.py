@@ -18,11 +18,11 @@ from .prompts import held_out_prompts
 LOADS: tuple[str, ...] = ("function", "edit", "data", "free")
 
 _PER_FILE = 4
-_PIECE = (200, 400)  # characters of a function to rewrite
+_PIECE = (160, 300)  # characters of a function to rewrite
 _NEW_NAMES = ("item", "value", "other", "first", "second", "result", "thing")
 _ROWS = 10
 _TABLE = 1200  # characters at most
-_WINDOW = 700  # characters of free text at most
+_WINDOW = (350, 700)  # characters of free text
 _FEWEST_LINES = 40  # of a file whose middle is shown
 _HEADER = re.compile(r"\s*(async def|def|class)\b|\s*@")
 
@@ -69,7 +69,7 @@ def _functions(text: str) -> list[_Function]:
 def _edits(text: str) -> Iterator[str]:
     """A short function, a comment that renames a name, and the first lines with it renamed.
 
-    Short, because the shipped target copies from no further than some hundred tokens.
+    Short, because the shipped target hardly repeats what is further up.
     """
     lines = [line + "\n" for line in text.split("\n")]  # as ast counts them
     for node in _functions(text):
@@ -112,37 +112,32 @@ def _uses(name: str, text: str) -> int:
 
 
 def _tables(text: str) -> Iterator[str]:
-    """Ten records of a file's functions and the begin of the next."""
+    """Ten functions of a file by name, parameters and number of lines, and the next row's begin."""
     nodes = _functions(text)
     for first in range(0, len(nodes) - _ROWS, _ROWS):
-        rows = [_record(node) for node in nodes[first : first + _ROWS]]
-        begun = f"    {{'name': {nodes[first + _ROWS].name!r},"
-        table = "\n".join(["FUNCTIONS = [", *rows, begun])
+        rows = [_row(node) for node in nodes[first : first + _ROWS]]
+        table = "\n".join(["FUNCTIONS = [", *rows, "    ("])
         if len(table) <= _TABLE:
             yield table
 
 
-def _record(node: _Function) -> str:
+def _row(node: _Function) -> str:
     assert node.end_lineno is not None
-    record = {
-        "name": node.name,
-        "args": [a.arg for a in node.args.args],
-        "lines": node.end_lineno - node.lineno + 1,
-    }
-    return f"    {record},"
+    parameters = ", ".join(a.arg for a in node.args.args)
+    return f"    {(node.name, parameters, node.end_lineno - node.lineno + 1)},"
 
 
 def _cuts(text: str) -> Iterator[str]:
-    """Text up to a line within a body or a comment, at each fifth of the file."""
+    """Text up to a line within a body, a literal or a comment, three times in the file's middle."""
     lines = text.rstrip().split("\n")
     if len(lines) < _FEWEST_LINES:
         return
-    for fifth in range(1, 5):
+    for fifth in (2, 3, 4):
         cut = next((i for i in range(len(lines) * fifth // 5, len(lines)) if _open(lines, i)), None)
         if cut is None:
             continue
-        window = "\n".join(lines[:cut])[-_WINDOW:].split("\n", 1)[-1]
-        if _varied(window):
+        window = "\n".join(lines[:cut])[-_WINDOW[1] :].split("\n", 1)[-1].rstrip()
+        if len(window) >= _WINDOW[0] and _varied(window):
             yield window
 
 
@@ -152,6 +147,6 @@ def _open(lines: list[str], i: int) -> bool:
 
 
 def _varied(text: str) -> bool:
-    """Whether hardly any line is there twice, and it is a few lines."""
+    """Whether hardly any line is there twice."""
     lines = [line.strip() for line in text.split("\n") if line.strip()]
-    return len(lines) >= 8 and len(set(lines)) >= 0.9 * len(lines)
+    return len(set(lines)) >= 0.9 * len(lines)

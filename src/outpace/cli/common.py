@@ -201,7 +201,7 @@ def load_with_bar(
     k: int | None,
     dtype: str | None,
     device: str | None,
-    check: Callable[[Assembly], None] = lambda assembly: None,
+    check: Callable[[Assembly], object] = lambda assembly: None,
     compile: bool | None = None,
     **options: Any,
 ) -> Generator:

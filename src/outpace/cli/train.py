@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from . import common
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -59,12 +61,7 @@ def demo(
     for package in ("matplotlib", "tokenizers"):
         if importlib.util.find_spec(package) is None:
             raise OptionError(f"training needs {package}: pip install 'outpace[train]'")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / ".writable").touch()
-        (out / ".writable").unlink()
-    except OSError as error:
-        raise OptionError(f"cannot write to {out} ({error.strerror}): use a folder") from error
+    _check_writable(out)
     console = Console(stderr=True)
     names = [n for n in recipe.STAGES if stage in (n, "all")]
     for name in names:
@@ -86,6 +83,71 @@ def demo(
         console.print(f"wrote {export_pair(out)}")
 
 
+@app.command("exit")
+def exit_adapter(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the adapter.")],
+    layers: Annotated[int, typer.Option("--layers", "-l", help="The exit: layers that draft.")],
+    model: common.Model = "demo",
+    file: Annotated[
+        list[Path] | None,
+        typer.Option("--file", "-f", help="Text to train on (repeatable); by default Python's."),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of 8 x 256 tokens.")] = 300,
+    dtype: common.Dtype = None,
+    device: common.Device = None,
+) -> None:
+    """Train an adapter for an early exit; it drafts as early-exit:LAYERS,FOLDER."""
+    import numpy as np
+    from rich.console import Console
+
+    from ..drafters import EarlyExitDrafter
+    from ..errors import OptionError
+    from ..models.loading import inspect_checkpoint
+    from ..training.corpus import standard_library
+    from ..training.exits import AdapterConfig, train_adapter, write_adapter
+
+    config = AdapterConfig(layer=layers, steps=steps)
+    _check_writable(out)
+    if file:
+        texts = [common.read_text(str(path), "the text") for path in file]
+    else:
+        texts = [f.text for f in standard_library(held_out=False)]
+    generator = common.load_with_bar(
+        model,
+        None,
+        0,
+        dtype,
+        device,
+        check=lambda assembly: assembly.check_drafter(EarlyExitDrafter(layers)),
+        max_batch=1,
+    )
+    assert generator.tokenizer is not None
+    wanted, tokens = config.steps * config.rows * config.length, list[int]()
+    for text in texts:
+        tokens += generator.tokenizer.encode(text)
+        if len(tokens) > wanted:
+            break
+    if not tokens:
+        raise OptionError("there is no text to train on: give --file")
+    console = Console(stderr=True)
+    with _Bar(console, f"exit behind layer {layers}", steps) as bar:
+        target, source = generator.engine.target, inspect_checkpoint(model)
+        adapter = train_adapter(target, source, np.array(tokens), config, bar.report)
+    write_adapter(adapter, out)
+    console.print(f"wrote {out}: draft with early-exit:{layers},{out}")
+
+
+def _check_writable(out: Path) -> None:
+    from ..errors import OptionError
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / ".writable").touch()
+        (out / ".writable").unlink()
+    except OSError as error:
+        raise OptionError(f"cannot write to {out} ({error.strerror}): use a folder") from error
+
+
 class _Bar:
     """One stage's progress: a bar, and a line per evaluation."""
 
@@ -105,8 +167,8 @@ class _Bar:
         return self
 
     def report(self, row: dict[str, float]) -> None:
-        note = ""
-        if "train_loss" in row:
+        note = f"loss {row['train_loss']:.3f}, α {row['alpha']:.2f}" if "alpha" in row else ""
+        if "tokens_per_s" in row:
             note = f"loss {row['train_loss']:.3f}, {row['tokens_per_s']:.0f} tokens/s"
         self._bar.update(self._task, completed=row["step"], note=note)
         if not math.isnan(row.get("held_out_loss", math.nan)):

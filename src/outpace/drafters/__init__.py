@@ -4,6 +4,7 @@ from .base import Commit, Context, Drafter, certain
 from .blueprint import Blueprint, Setting
 from .cascade import CascadeDrafter
 from .early_exit import EarlyExitDrafter
+from .foreign import SLEMDrafter, TLIDrafter
 from .lookahead import LookaheadDrafter
 from .memory import Memory
 from .model import ModelDrafter
@@ -29,9 +30,11 @@ __all__ = [
     "NgramDrafter",
     "QuantizedDrafter",
     "RecyclingDrafter",
+    "SLEMDrafter",
     "Setting",
     "SkipDrafter",
     "SuffixDrafter",
+    "TLIDrafter",
     "certain",
     "entries",
     "parse",

@@ -133,7 +133,7 @@ def parse(text: str | Path) -> Blueprint:
 def _is_path(text: str) -> bool:
     """Whether it can be nothing but a path: a name comes before a folder of that name."""
     name = text.partition(":")[0]
-    if name in names():
+    if not text or name in names():
         return False
     return Path(text).expanduser().exists()
 

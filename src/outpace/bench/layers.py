@@ -1,0 +1,176 @@
+"""Which of a target's layers can draft: exits after every layer, and a search for layers to skip.
+
+A part of the target reads texts, and its law of every token is held against the whole
+model's: the mean of Σ min(p, q) is the acceptance rate that its drafts will have
+(Leviathan et al., 2023, corollary 3.6). With the measured time of its steps that
+gives the speedup (theorem 3.8) for the best K. Layers to skip are searched for as
+in Draft & Verify (Zhang et al., 2024), there by Bayesian optimisation, here greedily:
+again and again the layer goes whose loss costs least acceptance.
+
+The part reads each text on its own, while a drafter reads the target's keys and
+values: what is found here is a little less than what a drafter will reach.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import IncompatibleError, OptionError
+from ..models.base import LanguageModel, Layered
+from ..models.loading import Progress
+from ..types import Resume
+
+LONGEST = 8
+"""K, at most."""
+
+_LEAST = 0.3
+"""Acceptance below which no further layer is left out."""
+
+_REPEATS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A part of the target as its drafter.
+
+    Attributes:
+        drafter: by name.
+        layers: how many run.
+        alpha: the mean acceptance of its tokens.
+        cost: c, its step's time over the target pass's.
+        k: the draft length of the highest speedup.
+        speedup: what α, c and K give; below 1 it is no use.
+    """
+
+    drafter: str
+    layers: int
+    alpha: float
+    cost: float
+    k: int
+    speedup: float
+
+
+def choices(
+    target: LanguageModel,
+    texts: Sequence[Sequence[int]],
+    temperature: float = 0.0,
+    progress: Progress = lambda what, done, total: None,
+) -> list[Choice]:
+    """Every exit, and for every number of layers to skip the best set found.
+
+    Args:
+        texts: token ids to measure acceptance on.
+
+    Raises:
+        IncompatibleError: the target's layers cannot run alone.
+        OptionError: there is no text.
+    """
+    if not isinstance(target, Layered):
+        raise IncompatibleError(
+            f"{type(target).__name__} runs whole models only: this is for the Llama family"
+        )
+    texts = [text for text in texts if len(text) > 1]
+    if not texts:
+        raise OptionError("there is no text to measure acceptance on: give a longer prompt")
+    laws = [_law(target, text, temperature) for text in texts]
+    whole = _step_seconds(target, target)
+
+    def judge(layers: Sequence[int]) -> float:
+        part = target.part(layers)
+        rates = [
+            torch.minimum(p, _law(part, text, temperature)).sum(-1)
+            for p, text in zip(laws, texts, strict=True)
+        ]
+        return float(torch.cat(rates).mean())
+
+    count, found = target.layers, list[Choice]()
+    total = count - 1 + sum(range(2, count + 1))
+    done = 0
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        progress("measuring layers", done, total)
+
+    for exit_ in range(1, count):
+        part = target.part(range(exit_))
+        cost = _step_seconds(target, part) / whole
+        rest = _rest_seconds(target, exit_) / whole
+        k, speedup = _best(alpha := judge(range(exit_)), cost, rest)
+        found.append(Choice(f"early-exit:{exit_}", exit_, alpha, cost, k, speedup))
+        advance()
+    kept = list(range(count))
+    while len(kept) > 1:
+        tried = {}
+        for layer in kept:
+            tried[layer] = judge([i for i in kept if i != layer])
+            advance()
+        gone = max(tried, key=lambda layer: tried[layer])
+        if tried[gone] < _LEAST:
+            break
+        kept.remove(gone)
+        cost = _step_seconds(target, target.part(kept)) / whole
+        k, speedup = _best(tried[gone], cost, 1.0)
+        skipped = ".".join(str(i) for i in range(count) if i not in kept)
+        found.append(Choice(f"skip:{skipped}", len(kept), tried[gone], cost, k, speedup))
+    progress("measuring layers", total, total)
+    return found
+
+
+def _best(alpha: float, cost: float, rest: float) -> tuple[int, float]:
+    """The best K, and its speedup.
+
+    Args:
+        rest: the target's pass over the draft, over a whole pass.
+    """
+    speeds = {
+        k: sum(alpha**i for i in range(k + 1)) / (k * cost + rest) for k in range(1, LONGEST + 1)
+    }
+    k = max(speeds, key=lambda k: speeds[k])
+    return k, speeds[k]
+
+
+@torch.inference_mode()
+def _law(model: LanguageModel, text: Sequence[int], temperature: float) -> Tensor:
+    """Rows `[T, V]` fp32 behind each token of a text."""
+    cache = model.new_cache(1, len(text))
+    positions = torch.arange(len(text)).unsqueeze(0)
+    logits = model.forward(torch.tensor([list(text)]), positions, cache, [0]).logits
+    assert logits is not None
+    if temperature == 0:
+        return torch.nn.functional.one_hot(logits[0].argmax(-1), logits.shape[-1]).float()
+    return (logits[0].float() / temperature).softmax(-1)
+
+
+def _step_seconds(target: LanguageModel, part: LanguageModel) -> float:
+    """Of a pass over one row."""
+    cache = target.new_cache(1, 64)
+    token, position = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
+    return _seconds(lambda: part.forward(token, position, cache, [0]), target.device)
+
+
+def _rest_seconds(target: Layered, layer: int) -> float:
+    """Of a pass over one row whose first layers have run."""
+    cache = target.new_cache(1, 64)
+    zero = torch.zeros(1, 1, dtype=torch.int64)
+    states = torch.zeros(1, 1, target.hidden_size, device=target.device)
+    resume = Resume(layer, states)
+    return _seconds(lambda: target.forward(zero, zero, cache, [0], resume=resume), target.device)
+
+
+@torch.inference_mode()
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    times = []
+    for _ in range(_REPEATS + 2):
+        began = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[2:])
