@@ -56,7 +56,7 @@ def test_a_folder_comes_behind_a_name_and_before_a_cascade(tmp_path, monkeypatch
         ("suffix:least=2", "least must be in"),
         ("suffix:branching=maybe", "must be true or false"),
         ("suffix:capacity=0", "capacity must be a whole number >= 1"),
-        ("recycling:9999", "give at most 512"),
+        ("recycling:9999", "at most 512"),
         ("lookahead:2", "n must be a whole number >= 3"),
         ("early-exit", "needs layers: write 'early-exit:layers'"),
         ("early-exit:4,nowhere", "nowhere has no adapter that can be read"),

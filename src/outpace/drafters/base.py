@@ -54,6 +54,10 @@ class Commit:
     top: Tensor | None = None
 
 
+MOST_NODES = 512
+"""Of a draft."""
+
+
 class Drafter:
     """Proposes drafts for slots; the engine starts it once, then opens, feeds and closes slots.
 

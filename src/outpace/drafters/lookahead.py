@@ -21,10 +21,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from ..errors import OptionError
 from ..sampling import DraftNoise, Warp
 from ..trees import merged
 from ..types import Draft, Tree, check_whole_number
-from .base import Commit, Context, Drafter, certain
+from .base import MOST_NODES, Commit, Context, Drafter, certain
 
 Gram = tuple[int, ...]
 
@@ -49,8 +50,10 @@ class LookaheadDrafter(Drafter):
         check_whole_number("n", n, 3, "tokens of an n-gram")
         check_whole_number("window", window, 1, "columns of guesses")
         check_whole_number("guesses", guesses, 1, "n-grams per round")
+        if (rows := (n - 1) * (window + guesses)) > MOST_NODES:
+            raise OptionError(f"{rows} rows are more than a pass takes: at most {MOST_NODES}")
         self._n, self._window, self._guesses = n, window, guesses
-        self.k = window + n - 2  # as deep as the window is
+        self.k = max(n - 1, window + n - 3)  # as deep as the n-grams and the window are
         self._states: dict[int, _State] = {}
 
     def open(self, context: Context, features: tuple[Tensor, ...] = ()) -> None:
@@ -88,7 +91,7 @@ class _State:
         self._seen = len(context.tokens)
         # Column w of level l; at first tokens of the prompt, which later rounds replace.
         self._rows: deque[list[int]] = deque(self._fresh(window, i) for i in range(self._levels))
-        self._ripe = 0  # rounds so far: levels that are answers to each other
+        self._ripe = [0] * window  # per column, levels that are answers to each other
         self._at: list[int] = []  # block rows of the last level, if the window was proposed
 
     def _fresh(self, count: int, salt: int) -> list[int]:
@@ -132,16 +135,18 @@ class _State:
     def learn(self, commit: Commit) -> None:
         emitted = len(self._context.tokens) - self._seen
         self._seen = len(self._context.tokens)
-        if commit.top is None or not self._at:
-            self._at = []
+        at, self._at = self._at, []
+        if not emitted:
+            return  # guesses stay where they are
+        if commit.top is None or not at:
             self._move(emitted, None)
             return
         best = commit.top[:, 0].tolist()
-        answers, self._at = [best[row] for row in self._at], []
-        self._ripe += 1
-        if self._ripe >= self._levels:
-            keys = [commit.block[0], *self._rows[0][1:]]
-            for column, answer in enumerate(answers):
+        answers = [best[row] for row in at]
+        keys = [commit.block[0], *self._rows[0][1:]]
+        for column, answer in enumerate(answers):
+            self._ripe[column] += 1
+            if self._ripe[column] >= self._levels:
                 rest = [self._rows[level][column] for level in range(1, self._levels)]
                 self._add(keys[column], (*rest, answer))
         self._move(emitted, answers)
@@ -149,7 +154,9 @@ class _State:
     def _move(self, emitted: int, answers: list[int] | None) -> None:
         """On by one level, and by as many columns as more than one token was emitted."""
         if answers is not None:
-            answers = answers + self._fresh(self._window - len(answers), 0)
+            short = self._window - len(answers)
+            answers = answers + self._fresh(short, 0)
+            self._ripe[self._window - short :] = [0] * short
             self._rows.popleft()
             self._rows.append(answers)
             emitted -= 1
@@ -157,6 +164,8 @@ class _State:
             for i, row in enumerate(self._rows):
                 kept = row[emitted:]
                 self._rows[i] = kept + self._fresh(self._window - len(kept), i)
+            ripe = self._ripe[emitted:]
+            self._ripe = ripe + [0] * (self._window - len(ripe))
 
     def _learn_text(self) -> None:
         """N-grams of the text itself."""

@@ -2,8 +2,9 @@
 
 On disk they are a header and the tokens one after the other, 4 bytes each, with a
 separator behind every text. Each text is appended when it is complete, so that a
-crash loses what runs at that moment and nothing else; what a torn write leaves
+crash loses what runs at that moment and nothing else; a text that a torn write left
 is cut off when the file is opened. At twice its capacity the file is written anew.
+A file that cannot be written any more is given up with a warning.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -76,8 +78,16 @@ class Memory:
         text = [*tokens[max(0, prompt_length - LENGTHS[0]) :], SEPARATOR]
         with self.lock:
             self.past.extend(text)
-            if self._file is not None:
-                self._append(self._file, text)
+            if self._file is not None and self._vocab_size is not None:
+                try:
+                    self._append(self._file, self._vocab_size, text)
+                except OSError as error:
+                    warnings.warn(
+                        f"past outputs are no longer kept in {self._file} ({error.strerror})",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+                    self._file = None
 
     # --- on disk ----------------------------------------------------------------
 
@@ -109,20 +119,20 @@ class Memory:
                 f"{vocab_size}: give every target a file of its own"
             )
         count = (file.stat().st_size - _HEADER.size) // 4
-        os.truncate(file, _HEADER.size + 4 * count)
-        skipped = max(0, count - self.past.capacity)
-        tokens = np.fromfile(file, "<i4", offset=_HEADER.size + 4 * skipped)
-        whole = np.append(tokens[(tokens >= SEPARATOR) & (tokens < vocab_size)], SEPARATOR)
-        self.past.extend(whole.tolist())
+        tokens = np.fromfile(file, "<i4", count, offset=_HEADER.size)
+        ends = np.flatnonzero(tokens == SEPARATOR)
+        whole = tokens[: ends[-1] + 1 if len(ends) else 0]
+        os.truncate(file, _HEADER.size + 4 * len(whole))
+        kept = whole[-self.past.capacity :]
+        self.past.extend(kept[(kept >= SEPARATOR) & (kept < vocab_size)].tolist())
 
-    def _append(self, file: Path, text: Sequence[int]) -> None:
+    def _append(self, file: Path, vocab_size: int, text: Sequence[int]) -> None:
         with file.open("ab") as f:
             f.write(np.asarray(text, "<i4").tobytes())
             size = f.tell()
         if size <= _HEADER.size + 8 * self.past.capacity:
             return
-        assert self._vocab_size is not None
         aside = file.with_name(file.name + ".new")
         kept = np.fromfile(file, "<i4", offset=size - 4 * self.past.capacity)
-        aside.write_bytes(_HEADER.pack(_MAGIC, self._vocab_size) + kept.tobytes())
+        aside.write_bytes(_HEADER.pack(_MAGIC, vocab_size) + kept.tobytes())
         aside.replace(file)

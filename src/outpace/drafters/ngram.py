@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from ..errors import OptionError
 from ..models.base import LanguageModel
 from ..models.cache import SlotCache
 from ..sampling import DraftNoise, Warp
@@ -38,6 +39,9 @@ class NgramDrafter(Drafter):
     def __init__(self, longest: int = 3, branches: int = 2) -> None:
         check_whole_number("longest", longest, 1, "tokens of a run")
         check_whole_number("branches", branches, 1, "1 proposes chains")
+        for name, value, most in (("longest", longest, 16), ("branches", branches, _PLACES)):
+            if value > most:
+                raise OptionError(f"{name} must be at most {most}, not {value}")
         self.proposes_trees = branches > 1
         self._lengths, self._branches = range(longest, 0, -1), branches
         self._max_len: int

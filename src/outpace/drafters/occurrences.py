@@ -99,7 +99,8 @@ class Occurrences:
         if self.count < length:
             return
         last = (self.count - 1) & self._mask
-        yield from self._follow(self._chains[length], self._chains[length].older[last], most)
+        chain = self._chains[length]
+        yield from self._follow(chain, chain.older[last], most, 0)
 
     def after(self, run: Sequence[int], most: int) -> Iterator[int]:
         """The same for a run that need not be the text's end."""
@@ -108,8 +109,9 @@ class Occurrences:
             value = (value * _BASE + token + 2) & _WORD
         yield from self._follow(chain, chain.newest[((value * _BASE) & _WORD) >> self._shift], most)
 
-    def _follow(self, chain: _Chain, at: int, most: int) -> Iterator[int]:
-        mask, now, age = self._mask, self.count, -1
+    def _follow(self, chain: _Chain, at: int, most: int, age: int = -1) -> Iterator[int]:
+        """Down a chain, as long as it leads to what is older than `age`."""
+        mask, now = self._mask, self.count
         for _ in range(most):
             older = (now - 1 - at) & mask
             if at < 0 or older <= age:  # the chain's end was overwritten
@@ -118,7 +120,10 @@ class Occurrences:
             at, age = chain.older[at], older
 
     def matched(self, at: int, text: Sequence[int], most: int) -> int:
-        """How many tokens up to position `at` are the last ones of a text, at most `most`."""
+        """How many tokens up to position `at` are the last ones of a text, at most `most`.
+
+        The newest token must be a separator, or the ring not be full: one end touches the other.
+        """
         tokens, mask, n = self.tokens, self._mask, 0
         for token in reversed(text[-most:]):
             if tokens[(at - n) & mask] != token:

@@ -2,8 +2,8 @@
 
 Luo et al., "Turning trash into treasure: accelerating inference of large language
 models with token recycling", 2024. A table keeps, for every token, the target's
-likeliest successors when it was last scored, accepted or not; every row of every
-pass rewrites one entry, and all requests share it. A tree of a fixed shape is
+likeliest successors when it was last scored, accepted or not; every row of a pass
+rewrites one entry, and all requests share it. A tree of a fixed shape is
 filled from the table, level by level.
 
 The shape is not the paper's: of all nodes it has those that are reached most
@@ -23,7 +23,7 @@ from ..models.base import LanguageModel
 from ..models.cache import SlotCache
 from ..sampling import DraftNoise, Warp
 from ..types import Draft, Tree, check_whole_number
-from .base import Commit, Context, Drafter, certain
+from .base import MOST_NODES, Commit, Context, Drafter, certain
 
 WIDTH = 8
 """Successors that are kept of each token."""
@@ -47,8 +47,8 @@ class RecyclingDrafter(Drafter):
 
     def __init__(self, nodes: int = 24) -> None:
         check_whole_number("nodes", nodes, 1, "of the tree")
-        if nodes > 512:
-            raise OptionError(f"nodes={nodes} is more than a pass takes: give at most 512")
+        if nodes > MOST_NODES:
+            raise OptionError(f"nodes={nodes} is more than a pass takes: at most {MOST_NODES}")
         self._nodes = nodes
         self._shapes: dict[int, _Shape] = {}
         self._table: np.ndarray[tuple[int, int], np.dtype[np.int32]]

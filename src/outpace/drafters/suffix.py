@@ -3,11 +3,11 @@
 Oliaro et al., "SuffixDecoding: extreme speculative decoding for emerging AI
 applications", 2024. Wherever the last tokens stood before, in the request's own
 text or in what was generated earlier, something followed. For a match of n
-tokens that makes a tree of continuations with counts, of which a node's
-estimated probability is the product of count(child) / count(parent) from the
-root down; the likeliest nodes are taken, up to factor * n of them, so that a
-long match drafts far and a short one hardly. The tree with the highest sum of
-estimates wins, over all n and both indexes.
+tokens that makes a tree of continuations with counts. A node's estimated
+probability is the product, from the root down, of counts over those of all
+that went on from the parent; the likeliest nodes are taken, up to factor * n of
+them, so that a long match drafts far and a short one hardly. The tree with the
+highest sum of estimates wins, over all n and both indexes.
 
 Deviations: counts are over the most recent places of a run (64 at most), not
 over all there ever were, and the past is a ring, not a suffix tree. So a token
@@ -29,7 +29,7 @@ from ..models.cache import SlotCache
 from ..sampling import DraftNoise, Warp
 from ..trees import chain
 from ..types import Draft, Tree, check_whole_number
-from .base import Context, Drafter, certain
+from .base import MOST_NODES, Context, Drafter, certain
 from .memory import LENGTHS, Memory
 from .occurrences import Occurrences
 
@@ -68,6 +68,10 @@ class SuffixDrafter(Drafter):
         memory: Memory | None = None,
     ) -> None:
         check_whole_number("nodes", nodes, 1, "of a tree")
+        if nodes > MOST_NODES:
+            raise OptionError(f"nodes={nodes} is more than a pass takes: at most {MOST_NODES}")
+        if file is not None and memory is not None:
+            raise OptionError("file is the memory's own: give one of them")
         if not 0 < factor < float("inf"):
             raise OptionError(f"factor must be above 0, not {factor!r} (nodes per matched token)")
         if not 0 < least <= 1:

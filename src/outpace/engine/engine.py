@@ -85,6 +85,7 @@ class Engine:
         self.running: list[Request] = []
         self._stepping = False
         self._undecided = False
+        self._opened: set[int] = set()  # slots that the drafter knows of
         self._warps: dict[bool, Warp] = {}  # by whether it is for drafts
         if self.drafter is not None:
             self.drafter.start(target, self._cache)
@@ -360,6 +361,7 @@ class Engine:
             features = prefill(self.target, self._cache, request.slot, prompt, self._taps)
             if self.drafter is not None:
                 self.drafter.open(_context(request), features)
+                self._opened.add(request.slot)
             if self.target.device.type == "cuda":
                 torch.cuda.synchronize(self.target.device)  # once per request, for its times
             for stats in (request.stats, self.stats):
@@ -373,10 +375,11 @@ class Engine:
             self.running.remove(request)
             self._warps.clear()
             self._cache.truncate(slot, 0)
-            if self.drafter is not None:
-                self.drafter.close(slot)
             request.slot = None
             self._free = sorted([*self._free, slot])
+            if self.drafter is not None and slot in self._opened:  # its prompt was read
+                self._opened.remove(slot)
+                self.drafter.close(slot)
 
     # --- helpers ----------------------------------------------------------------
 
