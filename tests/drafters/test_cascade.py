@@ -1,0 +1,215 @@
+"""Cascades: who is taken follows from measured times, what is said does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import outpace
+from outpace import SamplingParams
+from outpace.drafters import (
+    CascadeDrafter,
+    Drafter,
+    LookaheadDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    SuffixDrafter,
+    certain,
+)
+from outpace.drafters.cascade import _merged
+from outpace.engine import Engine
+from outpace.models import MarkovModel
+from outpace.trees import chain
+from outpace.types import Draft, PointMass, Rows, Tree
+from outpace.verifiers import CoupledVerifier, make_verifier
+
+V = 5
+CYCLE = MarkovModel(0.9 * torch.eye(V).roll(1, 1).double() + 0.1 / V)
+TARGET = MarkovModel.random(V, 2, 0)
+NEAR = MarkovModel(0.7 * TARGET.table + 0.3 / V)
+
+
+class Clock:
+    """Time that passes only where it is told."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Fake(Drafter):
+    """Drafts so many tokens, all right or all wrong, in so many seconds."""
+
+    def __init__(self, name, clock, seconds, right, count=3, instant=True):
+        self.name, self.instant, self.k = name, instant, count
+        self._clock, self._seconds, self.right = clock, seconds, right
+        self.asked = 0
+
+    def draft(self, contexts, budgets, warp, noise):
+        self.asked += 1
+        self._clock.now += self._seconds
+        proposals = []
+        for context, budget in zip(contexts, budgets, strict=True):
+            step = 1 if self.right else 2
+            tokens = [(context.tokens[-1] + step * (i + 1)) % V for i in range(budget)]
+            proposals.append((tokens, chain(len(tokens))))
+        return certain(proposals, warp.device)
+
+
+class Ticking:
+    """A target whose passes take a second."""
+
+    def __init__(self, clock):
+        self._clock = clock
+
+    def __getattr__(self, name):
+        return getattr(CYCLE, name)
+
+    def forward(self, *args, **more):
+        self._clock.now += 1
+        return CYCLE.forward(*args, **more)
+
+
+def rounds(members, clock, count=400, max_batch=1):
+    """How often each member was taken, in the last half."""
+    cascade = CascadeDrafter(members, clock)
+    taken = []
+    honest = cascade._choose
+
+    engine = Engine(Ticking(clock), cascade, 3, make_verifier("greedy"), max_batch)
+
+    def choose(*args):
+        kind = honest(*args)
+        taken.append(kind[0])
+        return kind
+
+    cascade._choose = choose
+    engine.submit([0], SamplingParams(max_new_tokens=count, eos_token_ids=()))
+    while engine.busy:
+        engine.step()
+    late = taken[len(taken) // 2 :]
+    return [late.count(i) / len(late) for i in range(len(members))]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_who_is_right_is_taken(first):
+    clock = Clock()
+    members = [Fake("a", clock, 0.01, first), Fake("b", clock, 0.01, not first)]
+    shares = rounds(members, clock)
+    assert shares[0 if first else 1] > 0.9
+
+
+@pytest.mark.parametrize(("seconds", "best"), [(0.5, 1), (9.0, 0)])
+def test_a_model_is_taken_if_it_is_worth_its_time(seconds, best):
+    """Right and dear against wrong and free: 4 tokens in 1.5 seconds, or in 10, against 1 in 1."""
+    clock = Clock()
+    members = [
+        Fake("free", clock, 0.0, False),
+        Fake("dear", clock, seconds, True, instant=False),
+    ]
+    assert rounds(members, clock)[best] > 0.85
+    assert members[1].asked > 1
+
+
+def test_who_was_wrong_is_tried_again():
+    """It may have become right."""
+    clock = Clock()
+    members = [Fake("a", clock, 0.0, True, count=1), Fake("b", clock, 0.0, False, instant=False)]
+    cascade = CascadeDrafter(members, clock)
+    engine = Engine(Ticking(clock), cascade, 3, make_verifier("greedy"))
+    request = engine.submit([0], SamplingParams(max_new_tokens=3000, eos_token_ids=()))
+    while engine.busy:
+        engine.step()
+        if len(request.events) > 400:
+            members[1].right = True
+    tail = [e.depth for e in request.events[-100:]]
+    assert max(tail) == 4  # of three drafted tokens and a bonus
+
+
+def test_one_without_proposal_leaves_the_round_to_others():
+    engine = Engine(TARGET, CascadeDrafter([NgramDrafter(9), ModelDrafter(NEAR)]), 3)
+    engine.submit([1], SamplingParams(seed=1, temperature=1.0, max_new_tokens=4, eos_token_ids=()))
+    while engine.busy:
+        engine.step()
+    assert engine.stats.drafted_rounds == engine.stats.rounds - (engine.stats.draft_steps == 0)
+    assert engine.stats.proposed > 0
+
+
+CASCADES = {
+    "n-gram and model": lambda clock: CascadeDrafter(
+        [NgramDrafter(1, 2), ModelDrafter(NEAR)], clock
+    ),
+    "suffix and lookahead and model": lambda clock: CascadeDrafter(
+        [SuffixDrafter(capacity=999), LookaheadDrafter(3, 3, 2), ModelDrafter(NEAR)], clock
+    ),
+}
+
+
+class Erratic:
+    """A clock that makes every choice a matter of chance."""
+
+    def __init__(self, seed):
+        self._generator = torch.Generator().manual_seed(seed)
+        self._now = 0.0
+
+    def __call__(self):
+        self._now += float(torch.rand((), generator=self._generator)) ** 8
+        return self._now
+
+
+@pytest.mark.parametrize("cascade", CASCADES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_depend_on_no_clock(cascade, temperature):
+    """By the rule that a cascade suggests, in ragged batches."""
+
+    def texts(drafter, k=5):
+        rule = CoupledVerifier() if drafter is None else None
+        engine = Engine(TARGET, drafter, k if drafter else 0, rule, 4)
+        requests = [
+            engine.submit(
+                [i % V] * (1 + i % 3),
+                SamplingParams(
+                    temperature=temperature, seed=i, max_new_tokens=20 + i, eos_token_ids=()
+                ),
+            )
+            for i in range(12)
+        ]
+        while engine.busy:
+            engine.step()
+        return [r.emitted for r in requests]
+
+    plain = texts(None)
+    for seed in range(4):
+        assert texts(CASCADES[cascade](Erratic(seed))) == plain
+
+
+def test_by_another_rule_they_may():
+    """Negative control: token verification, whose sampled texts follow from the draft."""
+    found = set()
+    for seed in range(4):
+        drafter = CASCADES["n-gram and model"](Erratic(seed))
+        engine = Engine(TARGET, drafter, 5, make_verifier("token"), 4)
+        params = SamplingParams(temperature=1.0, seed=1, max_new_tokens=60, eos_token_ids=())
+        request = engine.submit([1, 2, 1, 2], params)
+        while engine.busy:
+            engine.step()
+        found.add(tuple(request.emitted))
+    assert len(found) > 1
+
+
+def test_drafts_of_different_laws_become_one():
+    tree, q = Tree((-1, -1, 0)), torch.tensor([[[0.5, 0.5, 0.0], [0.0, 0.2, 0.8]]])
+    sure = Draft(torch.tensor([[2, 1, 0]]), PointMass(), (tree,))
+    drawn = Draft(torch.tensor([[1, 2]]), Rows(q), (chain(2),))
+    both = _merged([(sure, [2]), (drawn, [0])], 3, torch.device("cpu"))
+    assert both.trees == (chain(2), chain(0), tree)
+    assert both.tokens[[0, 2]].tolist() == [[1, 2, 0], [2, 1, 0]]
+    assert isinstance(both.law, Rows)
+    assert torch.equal(both.law.q[0, :2], q[0])
+    assert torch.equal(both.law.q[2], torch.eye(3)[[2, 1, 0]])
+
+
+def test_one_drafter_is_no_cascade():
+    with pytest.raises(outpace.OptionError, match="two drafters at least"):
+        CascadeDrafter([NgramDrafter()])
