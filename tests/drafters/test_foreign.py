@@ -181,7 +181,7 @@ def test_greedy_drafts_are_those_of_the_same_model_in_the_targets_vocabulary(tmp
     """Ids do not matter: the same is proposed and the same passes, of a text that is split as the
     tokenizer splits it."""
     other = shuffle(ASSETS / "draft", tmp_path / "draft", 4096)
-    prompt = "def read(path):\n    with open(path) as file:\n"
+    prompt = "def read(path):\n    with open(path) as file:"
     options = {"max_new_tokens": 60, "eos_token_ids": ()}
     found = []
     for drafter in ("demo-draft", f"tli:{other}", f"slem:{other}"):
