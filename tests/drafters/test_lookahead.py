@@ -188,7 +188,7 @@ def test_a_wrong_window_or_pool_is_found_out(states, kind):
 
 def grams(states, temperature: float, n: int = 5) -> list[tuple[Gram, bool]]:
     made = states(Checked)
-    texts(Engine(FIRST_ORDER, LookaheadDrafter(n)), ragged(temperature, 40))
+    texts(Engine(FIRST_ORDER, LookaheadDrafter(n, 7, 7)), ragged(temperature, 40))
     return [gram for state in made for gram in state.written]
 
 
@@ -221,7 +221,7 @@ class TurnsRound(Checked):
 
 def test_what_the_target_does_not_say_is_found_out(states):
     made = states(TurnsRound)
-    texts(Engine(FIRST_ORDER, LookaheadDrafter()), ragged(1.0, 40))
+    texts(Engine(FIRST_ORDER, LookaheadDrafter(5, 7, 7)), ragged(1.0, 40))
     assert not all(is_said(gram) for state in made for gram, slow in state.written if slow)
 
 
@@ -231,14 +231,14 @@ def test_an_n_gram_is_what_the_target_says_whatever_was_emitted(states):
 
 def test_guesses_stay_at_their_places_when_nothing_is_emitted(states):
     states(Checked)
-    texts(Engine(DOUBTFUL, LookaheadDrafter()), ragged(0.0))
+    texts(Engine(DOUBTFUL, LookaheadDrafter(5, 7, 7)), ragged(0.0))
 
 
 # --- one by one -----------------------------------------------------------------------------
 
 
 def drafted(tokens: list[int], budget: int, **options) -> list[Gram]:
-    drafter = LookaheadDrafter(**options)
+    drafter = LookaheadDrafter(**{"n": 5, "window": 7, "guesses": 7} | options)
     context = Context(0, tokens, len(tokens))
     drafter.open(context)
     return paths(*proposed(drafter, context, budget))
@@ -304,7 +304,10 @@ def test_a_failed_prefill_is_survived():
 
 def test_a_text_that_repeats_itself_is_drafted_far():
     params = SamplingParams(max_new_tokens=60, eos_token_ids=())
-    fresh, known = Engine(CYCLE, LookaheadDrafter()), Engine(CYCLE, LookaheadDrafter())
+    fresh, known = (
+        Engine(CYCLE, LookaheadDrafter(5, 7, 7)),
+        Engine(CYCLE, LookaheadDrafter(5, 7, 7)),
+    )
     (cycle,) = texts(fresh, [([0], params)])
     assert fresh.stats.tokens_per_pass > 2
     texts(known, [(cycle, params)])

@@ -113,7 +113,7 @@ def test_a_wrong_lookup_is_found_out(kind):
 
 
 def drafted(text: list[int], budget: int = 3, **options) -> list[tuple[int, ...]]:
-    drafter = started(NgramDrafter(**options))
+    drafter = started(NgramDrafter(**{"branches": 2} | options))
     context = Context(0, text, len(text))
     drafter.open(context)
     return paths(*proposed(drafter, context, budget))
@@ -145,8 +145,8 @@ def test_places_long_ago_are_not_looked_at(ago, expected):
 
 
 def test_branches_make_a_tree_and_one_branch_a_chain():
-    assert NgramDrafter().proposes_trees
-    assert not NgramDrafter(branches=1).proposes_trees
+    assert NgramDrafter(branches=2).proposes_trees
+    assert not NgramDrafter().proposes_trees
 
 
 @pytest.mark.parametrize("name", ["longest", "branches"])
@@ -162,7 +162,7 @@ def test_an_option_that_cannot_be_is_refused(name, value):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("options", [{}, {"longest": 1, "branches": 5}, {"branches": 1}])
 def test_texts_are_those_of_plain_decoding(temperature, options):
-    assert_as_plain(lambda: NgramDrafter(**options), temperature)
+    assert_as_plain(lambda: NgramDrafter(**{"branches": 2} | options), temperature)
 
 
 def test_other_draws_are_found_out():

@@ -120,7 +120,7 @@ def test_a_wrong_table_is_found_out(kind):
 
 
 def test_a_new_engine_begins_with_an_empty_table():
-    drafter = RecyclingDrafter()
+    drafter = RecyclingDrafter(24)
     texts(Engine(TARGET, drafter), ragged(0.0))
     context = Context(0, [1], 1)
     assert proposed(drafter, context, 3)[0]
@@ -268,7 +268,7 @@ def test_a_failed_prefill_is_survived():
 
 def test_what_the_target_said_of_one_text_helps_another():
     """Texts of a chain without memory: once every token has been seen, all is accepted."""
-    drafter = RecyclingDrafter()
+    drafter = RecyclingDrafter(24)
     engine = Engine(CYCLE, drafter)
     texts(engine, ragged(0.0)[-1:])
     known = torch.from_numpy(drafter._table[:, 0].astype(np.int64))
@@ -278,3 +278,8 @@ def test_what_the_target_said_of_one_text_helps_another():
     texts(engine, [(prompt[:1], params)])
     depth = max(drafter._shape(drafter.k).tree.depths)
     assert engine.stats.rounds - before == -(-params.max_new_tokens // (depth + 1))
+
+
+def test_where_rows_cost_time_the_tree_is_small():
+    assert started(RecyclingDrafter())._nodes == 8
+    assert started(RecyclingDrafter(30))._nodes == 30

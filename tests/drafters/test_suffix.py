@@ -205,7 +205,7 @@ def test_a_wrong_tree_is_found_out(kind, branching):
 
 
 def drafted(outputs: list[Tokens], text: Tokens, budget: int = 4, **options) -> list[Path]:
-    drafter = started(SuffixDrafter(**options))
+    drafter = started(SuffixDrafter(**{"factor": 2.0, "branching": True} | options))
     for output in outputs:
         drafter.memory.add(output, 0)
     context = Context(0, text, len(text))
@@ -254,7 +254,7 @@ def test_matches_longer_than_any_that_is_indexed_are_told_apart():
 
 
 def test_an_output_is_drafted_from_when_it_is_complete():
-    drafter = started(SuffixDrafter())
+    drafter = started(SuffixDrafter(factor=2.0, branching=True))
     first, second = Context(0, [1, 2], 2), Context(1, [1, 2], 2)
     drafter.open(first)
     first.tokens.extend([3, 4, 5])
@@ -268,7 +268,7 @@ def test_an_output_is_drafted_from_when_it_is_complete():
 
 
 def test_a_draft_waits_for_who_adds_to_the_memory():
-    drafter = started(SuffixDrafter())
+    drafter = started(SuffixDrafter(factor=2.0, branching=True))
     context, found = Context(0, [1], 1), []
     drafter.open(context)
     thread = threading.Thread(target=lambda: found.append(proposed(drafter, context, 2)[0]))
@@ -295,7 +295,7 @@ def test_a_draft_waits_for_who_adds_to_the_memory():
 )
 def test_an_option_that_cannot_be_is_refused(options, message):
     with pytest.raises(OptionError, match=message):
-        SuffixDrafter(**options)
+        SuffixDrafter(**{"factor": 2.0, "branching": True} | options)
 
 
 # --- in an engine ---------------------------------------------------------------------------
@@ -306,7 +306,9 @@ def test_an_option_that_cannot_be_is_refused(options, message):
     "options", [{}, {"branching": False}, {"nodes": 40, "factor": 9.0, "least": 0.01}]
 )
 def test_texts_are_those_of_plain_decoding(temperature, options):
-    assert_as_plain(lambda: SuffixDrafter(**options), temperature)
+    assert_as_plain(
+        lambda: SuffixDrafter(**{"factor": 2.0, "branching": True} | options), temperature
+    )
 
 
 def test_other_draws_are_found_out():

@@ -100,7 +100,7 @@ class Drafter:
         return self
 
     def start(self, target: LanguageModel, cache: SlotCache) -> None:
-        """Called by the engine that will use it, before any slot is opened.
+        """Called by the engine that will use it, before any slot is opened; it serves that one.
 
         Args:
             cache: the target's. A drafter that runs the target's layers may write

@@ -34,9 +34,9 @@ class NgramDrafter(Drafter):
     """
 
     name = "ngram"
-    k = 8
+    k = 5
 
-    def __init__(self, longest: int = 3, branches: int = 2) -> None:
+    def __init__(self, longest: int = 3, branches: int = 1) -> None:
         check_whole_number("longest", longest, 1, "tokens of a run")
         check_whole_number("branches", branches, 1, "1 proposes chains")
         for name, value, most in (("longest", longest, 16), ("branches", branches, _PLACES)):

@@ -49,7 +49,7 @@ class SuffixDrafter(Drafter):
         least: estimated probability of a node, at least.
         capacity: tokens of past outputs that are remembered.
         file: keeps them on disk.
-        branching: whether trees may branch.
+        branching: whether drafts may branch.
         memory: past outputs to share with other engines, instead of one's own.
     """
 
@@ -59,11 +59,11 @@ class SuffixDrafter(Drafter):
     def __init__(
         self,
         nodes: int = 16,
-        factor: float = 2.0,
+        factor: float = 4.0,
         least: float = 0.1,
         capacity: int = 2**20,
         file: str | None = None,
-        branching: bool = True,
+        branching: bool = False,
         *,
         memory: Memory | None = None,
     ) -> None:
@@ -120,27 +120,39 @@ class SuffixDrafter(Drafter):
 
     def _best(self, index: Occurrences, tail: Sequence[int], budget: int, best: Guess) -> Guess:
         """The best tree of an index, or the one there is, unless it is better."""
+        longer = _LONGEST + 1
         for length in LENGTHS:
+            longest, longer = longer - 1, length  # longer matches were looked at before
             if len(tail) < length:
                 continue
+            if self._most(longest) <= best[0]:
+                return best  # shorter matches make smaller trees
             found = [
                 (matched, run)
                 for at in index.after(tail[-length:], _PLACES)
-                if (matched := index.matched(at, tail, _LONGEST)) >= length
-                and (run := index.continuation(at, budget))
+                if (matched := index.matched(at, tail, longest)) >= length
+                and (run := index.continuation(at, min(budget, self._most(longest))))
             ]
             for n in sorted({matched for matched, _ in found}, reverse=True):
-                most = min(self._nodes, max(1, int(self._factor * n)))
+                most = self._most(n)
                 if most <= best[0]:
-                    return best  # shorter matches make smaller trees
+                    return best
                 guess = self._guess([run for matched, run in found if matched >= n], most)
                 if guess[0] > best[0]:
                     best = guess
         return best
 
+    def _most(self, matched: int) -> int:
+        """Nodes of a tree behind a match of so many tokens, at most."""
+        return min(self._nodes, max(1, int(self._factor * matched)))
+
     def _guess(self, followed: list[list[int]], most: int) -> Guess:
         """The likeliest nodes of the tree of continuations."""
-        total, tokens, parents = 0.0, list[int](), list[int]()
+        if len(followed) == 1:
+            tokens = followed[0][:most]
+            return float(len(tokens)), tokens, list(range(-1, len(tokens) - 1))
+        total, parents = 0.0, list[int]()
+        tokens = []
         open_ = self._children(followed, 0, 1.0, -1)
         heapq.heapify(open_)
         while open_ and len(tokens) < most:
