@@ -32,13 +32,13 @@ from pairs import pair_folders
 
 DRAFTERS = (
     "ngram",
-    "ngram:3,3",
+    "ngram:branches=3",
     "suffix",
-    "suffix:branching=no",
+    "suffix:branching=yes",
     "recycling",
     "lookahead",
     "early-exit:7",
-    "skip:5.7.9",
+    "skip:5-11",
     "int8",
     "int4",
     "DRAFT",
@@ -66,9 +66,12 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--adapter", help="of an exit behind 5 layers, by outpace train exit")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--name", default="drafters")
     options = parser.parse_args()
+    if options.adapter:
+        options.drafters.insert(0, "early-exit:5,ADAPTER")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for pair in options.pairs:
@@ -86,16 +89,18 @@ class Bench:
         self._options = options
         self._assembly = Assembly(str(target))
         self._plain = self._assembly.load()
-        self._names = {name: name.replace("DRAFT", str(draft)) for name in options.drafters}
+        self._paths = {"DRAFT": str(draft), "ADAPTER": str(options.adapter)}
         self._built: dict[str, Drafter] = {}
-        for part in {p for name in self._names for p in name.split("+")} & LASTING:
-            self._built[part] = self._build(part.replace("DRAFT", str(draft)))
+        for part in {p for name in options.drafters for p in name.split("+")} & LASTING:
+            self._built[part] = self._build(part)
         self._peer: Any = None
         if not options.no_peers:
             model = self._plain.engine.target
             self._peer = load_causal_lm(inspect_checkpoint(target), model.dtype, model.device)
 
     def _build(self, name: str) -> Drafter:
+        for word, path in self._paths.items():
+            name = name.replace(word, path)
         blueprint = parse(name)
         self._assembly.check_drafter(blueprint)
         return blueprint.build(self._plain.engine.target, lambda what, done, total: None)

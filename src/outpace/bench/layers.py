@@ -32,7 +32,7 @@ LONGEST = 8
 _LEAST = 0.3
 """Acceptance below which no further layer is left out."""
 
-_REPEATS = 9
+_REPEATS, _STEPS = 9, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def choices(
     if not texts:
         raise OptionError("there is no text to measure acceptance on: give a longer prompt")
     laws = [_law(target, text, temperature) for text in texts]
-    whole = _step_seconds(target, target)
+    costs = _Costs(target)
 
     def judge(layers: Sequence[int]) -> float:
         part = target.part(layers)
@@ -100,9 +100,9 @@ def choices(
 
     for exit_ in range(1, count):
         part = target.part(range(exit_))
-        cost = _step_seconds(target, part) / whole
-        rest = _rest_seconds(target, exit_) / whole
-        k, speedup = _best(alpha := judge(range(exit_)), cost, rest)
+        cost = costs.step(part)
+        # The last drafted token is fed, too, so that the target's pass can go on behind it.
+        k, speedup = _best(alpha := judge(range(exit_)), cost, costs.rest(exit_), 1)
         found.append(Choice(f"early-exit:{exit_}", exit_, alpha, cost, k, speedup))
         advance()
     kept = list(range(count))
@@ -115,22 +115,24 @@ def choices(
         if tried[gone] < _LEAST:
             break
         kept.remove(gone)
-        cost = _step_seconds(target, target.part(kept)) / whole
-        k, speedup = _best(tried[gone], cost, 1.0)
+        cost = costs.step(target.part(kept))
+        k, speedup = _best(tried[gone], cost, 1.0, 0)
         skipped = ".".join(str(i) for i in range(count) if i not in kept)
         found.append(Choice(f"skip:{skipped}", len(kept), tried[gone], cost, k, speedup))
     progress("measuring layers", total, total)
     return found
 
 
-def _best(alpha: float, cost: float, rest: float) -> tuple[int, float]:
+def _best(alpha: float, cost: float, rest: float, extra: int) -> tuple[int, float]:
     """The best K, and its speedup.
 
     Args:
         rest: the target's pass over the draft, over a whole pass.
+        extra: steps beyond one for each token.
     """
     speeds = {
-        k: sum(alpha**i for i in range(k + 1)) / (k * cost + rest) for k in range(1, LONGEST + 1)
+        k: sum(alpha**i for i in range(k + 1)) / ((k + extra) * cost + rest)
+        for k in range(1, LONGEST + 1)
     }
     k = max(speeds, key=lambda k: speeds[k])
     return k, speeds[k]
@@ -148,29 +150,52 @@ def _law(model: LanguageModel, text: Sequence[int], temperature: float) -> Tenso
     return (logits[0].float() / temperature).softmax(-1)
 
 
-def _step_seconds(target: LanguageModel, part: LanguageModel) -> float:
-    """Of a pass over one row."""
-    cache = target.new_cache(1, 64)
-    token, position = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
-    return _seconds(lambda: part.forward(token, position, cache, [0]), target.device)
+class _Costs:
+    """Times of passes over one row, over that of a whole pass.
 
+    Passes take turns with whole ones, as they do in rounds, so that no part's weights
+    lie in the processor's caches more often than they will.
+    """
 
-def _rest_seconds(target: Layered, layer: int) -> float:
-    """Of a pass over one row whose first layers have run."""
-    cache = target.new_cache(1, 64)
-    zero = torch.zeros(1, 1, dtype=torch.int64)
-    states = torch.zeros(1, 1, target.hidden_size, device=target.device)
-    resume = Resume(layer, states)
-    return _seconds(lambda: target.forward(zero, zero, cache, [0], resume=resume), target.device)
+    def __init__(self, target: Layered) -> None:
+        self._target = target
+        self._cache = target.new_cache(1, 64)
+        self._zero = torch.zeros(1, 1, dtype=torch.int64)
+        self._whole = self._seconds(lambda: self._pass(target), 1)
 
+    def step(self, part: LanguageModel) -> float:
+        """Of a part, as the mean of some in a row."""
+        return self._seconds(lambda: self._pass(part), _STEPS) / self._whole
 
-@torch.inference_mode()
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    times = []
-    for _ in range(_REPEATS + 2):
-        began = time.perf_counter()
-        run()
+    def rest(self, layer: int) -> float:
+        """Of the layers behind the first ones."""
+        device = self._target.device
+        states = torch.zeros(1, 1, self._target.hidden_size, device=device)
+        resume = Resume(layer, states)
+
+        def run() -> None:
+            zero = self._zero
+            self._target.forward(zero, zero, self._cache, [0], resume=resume)
+
+        return self._seconds(run, 1) / self._whole
+
+    def _pass(self, model: LanguageModel) -> None:
+        model.forward(self._zero, self._zero, self._cache, [0])
+
+    @torch.inference_mode()
+    def _seconds(self, run: Callable[[], None], steps: int) -> float:
+        device, times = self._target.device, []
+        for _ in range(_REPEATS + 2):
+            self._pass(self._target)
+            self._wait(device)
+            began = time.perf_counter()
+            for _ in range(steps):
+                run()
+            self._wait(device)
+            times.append((time.perf_counter() - began) / steps)
+        return statistics.median(times[2:])
+
+    @staticmethod
+    def _wait(device: torch.device) -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[2:])

@@ -101,7 +101,6 @@ def exit_adapter(
     from rich.console import Console
 
     from ..drafters import EarlyExitDrafter
-    from ..errors import OptionError
     from ..models.loading import inspect_checkpoint
     from ..training.corpus import standard_library
     from ..training.exits import AdapterConfig, train_adapter, write_adapter
@@ -127,8 +126,7 @@ def exit_adapter(
         tokens += generator.tokenizer.encode(text)
         if len(tokens) > wanted:
             break
-    if not tokens:
-        raise OptionError("there is no text to train on: give --file")
+    config.windows_of(len(tokens))
     console = Console(stderr=True)
     with _Bar(console, f"exit behind layer {layers}", steps) as bar:
         target, source = generator.engine.target, inspect_checkpoint(model)

@@ -38,6 +38,7 @@ class EarlyExitDrafter(OwnDrafter):
     """
 
     requires = "Llama family"
+    k = 2
     keeps_states = True
 
     def __init__(self, layers: int, adapter: str | None = None) -> None:

@@ -24,6 +24,7 @@ class SkipDrafter(OwnDrafter):
     """
 
     requires = "Llama family"
+    k = 2
 
     def __init__(self, layers: str) -> None:
         self._skipped = _numbers(layers)

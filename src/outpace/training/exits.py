@@ -42,6 +42,20 @@ class AdapterConfig:
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} must be at least 1, not {getattr(self, name)}")
 
+    def windows_of(self, tokens: int) -> int:
+        """Windows in so many tokens.
+
+        Raises:
+            OptionError: fewer than a step needs.
+        """
+        count = (tokens - 1) // self.length
+        if count < self.rows:
+            raise OptionError(
+                f"{tokens} tokens are too few for {self.rows} windows of {self.length}: give more "
+                "text"
+            )
+        return count
+
 
 class _Exit(nn.Module):
     """h + W norm(h), then the target's own norm and head, which are not trained."""
@@ -84,12 +98,7 @@ def train_adapter(
             f"an exit behind {config.layer} layers needs a target of more, this one has "
             f"{target.layers}"
         )
-    count = (len(tokens) - 1) // config.length
-    if count < config.rows:
-        raise OptionError(
-            f"{len(tokens)} tokens are too few for {config.rows} windows of {config.length}: give "
-            "more text"
-        )
+    count = config.windows_of(len(tokens))
     place, lean = target.device, source.lean
 
     def load(name: str) -> Tensor:
