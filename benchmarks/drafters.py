@@ -23,7 +23,6 @@ from environment import record
 from outpace import SamplingParams, Stats
 from outpace.assembly import Assembly
 from outpace.audit.hf import TransformersSystem, load_causal_lm
-from outpace.bench.compare import expected_speedup
 from outpace.bench.loads import LOADS, load_prompts
 from outpace.drafters import CascadeDrafter, Drafter, parse
 from outpace.generator import Generator
@@ -182,7 +181,6 @@ def _figures(fast: Stats, plain: Stats) -> dict[str, Any]:
         "tokens per pass": round(fast.tokens_per_pass, 2),
         "acceptance rate": None if rate is None else round(rate, 2),
         "c": round(cost, 3),
-        "formula": round(expected_speedup(fast, cost), 2),
         "draft ms per round": round(1e3 * fast.draft_seconds / fast.rounds, 3),
         "target ms per round": round(1e3 * fast.target_seconds / fast.rounds, 3),
         "rest ms per round": round(

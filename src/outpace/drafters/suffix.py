@@ -125,13 +125,13 @@ class SuffixDrafter(Drafter):
             longest, longer = longer - 1, length  # longer matches were looked at before
             if len(tail) < length:
                 continue
-            if self._most(longest) <= best[0]:
+            if (reach := min(budget, self._most(longest))) <= best[0]:
                 return best  # shorter matches make smaller trees
             found = [
                 (matched, run)
                 for at in index.after(tail[-length:], _PLACES)
                 if (matched := index.matched(at, tail, longest)) >= length
-                and (run := index.continuation(at, min(budget, self._most(longest))))
+                and (run := index.continuation(at, reach))
             ]
             for n in sorted({matched for matched, _ in found}, reverse=True):
                 most = self._most(n)
