@@ -18,80 +18,11 @@ from scipy import stats
 
 import outpace
 from broken_rules import ForgetsTheRejected, TakesTheNextRow
-from checkpoints import build
+from conformance_cases import DRAFTERS, PROMPT, V
 from outpace import SamplingParams
-from outpace.drafters import (
-    CascadeDrafter,
-    EarlyExitDrafter,
-    LookaheadDrafter,
-    ModelDrafter,
-    NgramDrafter,
-    QuantizedDrafter,
-    RecyclingDrafter,
-    SkipDrafter,
-    SLEMDrafter,
-    SuffixDrafter,
-    TLIDrafter,
-)
-from outpace.drafters.translation import Common, Words
 from outpace.engine import Engine
-from outpace.models import MarkovModel
-from outpace.models.compiled import CompiledDecoder
-from outpace.models.config import LeanConfig
-from outpace.models.lean import LeanDecoder
 from outpace.verifiers import VERIFIERS, make_verifier
-from tokenizers_of import letters
 
-V = 4
-MARKOV = MarkovModel.random(V, 2, 0)
-NEAR = MarkovModel(0.6 * MARKOV.table + 0.4 * MarkovModel.random(V, 2, 1).table)
-PROMPT = [1, 0, 2, 3, 1, 0, 2, 1, 0, 2]
-OURS, THEIRS = Words(letters("abcd"), "target"), Words(letters("dxbay"), "draft")
-
-
-@cache
-def layered(compiled: bool):
-    """A random decoder of four tokens, whose layers can run alone."""
-    shape = {"vocab_size": V, "num_key_value_heads": 2, "num_hidden_layers": 4}
-    model = build("Llama", shape)
-    config, weights = LeanConfig.read(model.config.to_dict()), dict(model.state_dict())
-    return (CompiledDecoder if compiled else LeanDecoder)(config, lambda name: weights[name])
-
-
-def compiled():
-    return layered(True)
-
-
-def lean():
-    return layered(False)
-
-
-def markov():
-    return MARKOV
-
-
-def foreign_model():
-    return MarkovModel.random(5, 2, 4)
-
-
-DRAFTERS = {
-    "draft model": (markov, lambda: ModelDrafter(NEAR)),
-    "narrow draft model": (markov, lambda: ModelDrafter(MarkovModel.random(V - 1, 1, 2))),
-    "wide draft model": (markov, lambda: ModelDrafter(MarkovModel.random(V + 2, 3, 3))),
-    "n-gram": (markov, lambda: NgramDrafter(2, 1)),
-    "n-gram trees": (markov, lambda: NgramDrafter(3, 3)),
-    "suffix": (markov, lambda: SuffixDrafter(capacity=2000, branching=False)),
-    "suffix trees": (markov, lambda: SuffixDrafter(capacity=2000, least=0.05)),
-    "recycling": (markov, lambda: RecyclingDrafter(9)),
-    "lookahead": (markov, lambda: LookaheadDrafter(3, 3, 2)),
-    "tli": (markov, lambda: TLIDrafter(foreign_model(), Common(OURS, THEIRS), "tli")),
-    "slem": (markov, lambda: SLEMDrafter(foreign_model(), OURS, THEIRS, "slem")),
-    "cascade": (markov, lambda: CascadeDrafter([NgramDrafter(1, 2), ModelDrafter(NEAR)])),
-    "early exit": (compiled, lambda: EarlyExitDrafter(2)),
-    "early exit, lean": (lean, lambda: EarlyExitDrafter(1)),
-    "skipped layers": (compiled, lambda: SkipDrafter("1-2")),
-    "int4": (compiled, lambda: QuantizedDrafter("int4")),
-}
 ALSO = {"n-gram trees", "suffix", "early exit, lean"}
 """Drafters that differ little from others: they are not run alone once more."""
 
@@ -172,12 +103,12 @@ def p_value(words, law) -> float:
 @pytest.mark.parametrize(("drafter", "verifier", "max_batch"), SIZED)
 def test_greedy_is_plain(drafter, verifier, max_batch):
     proposed = 0
-    for k in (1, 2, 5):
+    for k in (1, 2, 5) if verifier == "token" else (4,):
         engine = make(drafter, verifier, k, max_batch)
         said = run(engine, requests(0.0, 20, 10))
         assert said == plain(DRAFTERS[drafter][0], "greedy", 0.0, 20, 10)
         proposed += engine.stats.proposed
-    assert proposed > 200
+    assert proposed > 60
 
 
 @pytest.mark.parametrize(("drafter", "verifier", "max_batch"), SIZED)

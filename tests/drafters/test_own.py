@@ -10,7 +10,7 @@ import torch
 import outpace
 from checkpoints import build
 from outpace import SamplingParams
-from outpace.drafters import Context, EarlyExitDrafter, QuantizedDrafter, SkipDrafter
+from outpace.drafters import Context, EarlyExitDrafter, QuantizedDrafter, Setting, SkipDrafter
 from outpace.drafters.early_exit import read_adapter
 from outpace.engine import Engine
 from outpace.models import MarkovModel
@@ -19,6 +19,7 @@ from outpace.models.compiled import CompiledDecoder
 from outpace.models.config import LeanConfig
 from outpace.models.graphs import GraphedDecoder
 from outpace.models.lean import LeanDecoder
+from outpace.models.loading import inspect_checkpoint, load_tokenizer
 from outpace.models.quantize import QUANTIZATIONS
 from outpace.training.exits import write_adapter
 from outpace.trees import block_positions, chain
@@ -159,6 +160,32 @@ def test_texts_are_plain_decodings(kind, drafter):
     assert accepted > 60
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_that_grows_in_a_round_loses_no_layer(kind):
+    """Texts go beyond what a cache begins with, twice."""
+    said = []
+    for drafter in (None, EarlyExitDrafter(2)):
+        engine = Engine(decoder(kind), drafter, 4 if drafter else 0, max_batch=2)
+        requests = [engine.submit(PROMPTS[i], params(max_new_tokens=440 - 9 * i)) for i in (4, 5)]
+        while engine.busy:
+            engine.step()
+        said.append([r.emitted for r in requests])
+    assert said[0] == said[1]
+    assert engine.stats.accepted > 30
+
+
+def test_a_drafter_serves_one_engine():
+    """What it drafts for another would be of the wrong cache."""
+    drafter = EarlyExitDrafter(2)
+    first, second = (Engine(decoder("compiled"), drafter, 3) for _ in range(2))
+    assert run(second) == run(Engine(decoder("compiled")))
+    first.submit(PROMPTS[3], params())
+    with pytest.raises(
+        outpace.IncompatibleError, match="given to another engine: make one for each"
+    ):
+        first.step()
+
+
 def test_parts_share_what_they_can():
     target = decoder("compiled")
     for part in (target.part([0, 2]), target.part(range(2), adapter())):
@@ -166,6 +193,10 @@ def test_parts_share_what_they_can():
         assert {t.data_ptr() for t in target._kept} <= {t.data_ptr() for t in part._kept}
     small = target.quantized(QUANTIZATIONS["int4"])
     assert small._embedding is target._embedding
+    assert small._model.norm == target._model.norm
+    for mine, theirs in zip(small._layers, target._layers, strict=True):
+        assert (mine.input_norm, mine.q_norm) == (theirs.input_norm, theirs.q_norm)
+        assert mine.qkv.data != theirs.qkv.data
     assert small.weight_bytes < target.weight_bytes
 
 
@@ -255,6 +286,14 @@ def test_a_draft_leaves_the_committed_cache_as_it_was(kind):
 def test_a_model_without_layers_is_refused(drafter):
     with pytest.raises(outpace.IncompatibleError, match="'ngram', 'suffix' and 'recycling'"):
         Engine(MarkovModel.random(4, 1, 0), drafter)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_fewer_bits_are_refused_where_they_save_no_time(kind, pair):
+    source = inspect_checkpoint(pair / "target")
+    setting = Setting(source, load_tokenizer(source), torch.device("cuda"))
+    with pytest.raises(outpace.IncompatibleError, match="no faster than the target itself on cuda"):
+        QuantizedDrafter(kind).check(setting)
 
 
 @pytest.mark.parametrize(

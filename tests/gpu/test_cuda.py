@@ -45,6 +45,18 @@ def test_greedy_speculation_is_plain_decoding_to_the_last_bit(graphs, dtype, k):
     assert [e.logprob for e in fast.tokens] == [e.logprob for e in plain.tokens]
 
 
+@pytest.mark.parametrize(
+    "drafter",
+    ["ngram", "suffix:branching=yes", "recycling", "lookahead", "early-exit:7", "skip:6-8"],
+)
+def test_no_drafter_changes_greedy_text(graphs, drafter):
+    """In fp32, where greedy text hardly ever hangs on the last bits."""
+    plain = generate(load(None, dtype="float32"), temperature=0)
+    fast = generate(load(drafter, None, dtype="float32"), temperature=0)
+    assert fast.token_ids == plain.token_ids
+    assert fast.stats.accepted > 20
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_seed_survives_speculation_by_match(graphs, dtype):
     plain = generate(load(None, dtype=dtype), temperature=0.8, seed=3)

@@ -263,7 +263,7 @@ def _tolerance(engine: Engine) -> float:
 
 def _doubt(engine: Engine) -> float:
     """What rows of target and draft may be off by in company, over their size; for idle engines."""
-    models: list[Any] = [engine.target, getattr(engine.drafter, "model", None)]
+    models = [engine.target, None if engine.drafter is None else engine.drafter.alone]
     rows = engine.free_slots, engine.k + 1, False
     return max(float(model.doubt(*rows)) for model in models if model is not None)
 

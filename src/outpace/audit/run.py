@@ -9,7 +9,6 @@ from typing import Any
 
 from ..errors import OptionError
 from ..generator import Generator
-from ..models.base import LanguageModel
 from ..models.loading import Progress
 from ..types import SamplingParams
 from .exact import audit_rounds
@@ -143,7 +142,8 @@ def scorers(generator: Generator) -> tuple[PlainScorer, PlainScorer | None]:
     """Of a generator's target, and of its draft model if it has one."""
     target = generator.engine.target
     own = PlainScorer(target, generator.eos_token_ids, generator.tokenizer)
-    model: LanguageModel | None = getattr(generator.engine.drafter, "model", None)
+    drafter = generator.engine.drafter
+    model = None if drafter is None else drafter.alone
     if model is None:
         return own, None
     return own, PlainScorer(model, own.eos, own.tokenizer, target.vocab_size)

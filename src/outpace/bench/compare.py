@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..drafters import ModelDrafter
 from ..engine.stats import Stats
 from ..errors import OptionError
 from ..generator import Generator, encode
@@ -139,9 +138,9 @@ def compare(
     tokenizer = generator.tokenizer
     params = replace(params, eos_token_ids=())
     runs: dict[str, Generator] = {}
-    if isinstance(drafter, ModelDrafter):
-        _check_room(generator, drafter.model.context_length, prompts, params)
-        runs[DRAFT] = Generator(drafter.model, tokenizer=tokenizer, max_batch=1)
+    if drafter.alone is not None:
+        _check_room(generator, drafter.alone.context_length, prompts, params)
+        runs[DRAFT] = Generator(drafter.alone, tokenizer=tokenizer, max_batch=1)
     runs[PLAIN] = Generator(target, tokenizer=tokenizer, max_batch=1)
     runs[FAST] = generator
     seconds: dict[str, list[list[float]]] = {m: [[] for _ in prompts] for m in runs}

@@ -86,6 +86,13 @@ class Drafter:
     k: int = 4
     rule: str = "match"
     instant: bool = True
+    serves: object = None
+    """The engine that started it last."""
+
+    @property
+    def alone(self) -> LanguageModel | None:
+        """A model that writes the target's tokens by itself, if it drafts with one."""
+        return None
 
     def check(self, setting: Setting) -> Sequence[str]:
         """Whether it can draft for a target whose weights are not read yet; remarks worth showing.

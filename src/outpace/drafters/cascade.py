@@ -34,10 +34,13 @@ from ..types import Draft, Law, PointMass, Rows, Tree
 from .base import Commit, Context, Drafter
 from .blueprint import Blueprint, Setting
 
-_MEMORY = 0.9
-"""Weight of what was before, in a running mean."""
+_WINDOW = 10
+"""Rounds that a running mean is about."""
 
-_PATIENCE = 48
+_HOPE = 2
+"""Rounds that outweigh the hope that half of a proposal passes."""
+
+_PATIENCE = 16
 """Rounds after which a drafter that was not taken is tried again."""
 
 _PROMISING = 0.5
@@ -59,12 +62,14 @@ class _Mean:
 
     def add(self, x: float) -> None:
         self.count += 1
-        weight = max(1 - _MEMORY, 1 / self.count)
+        weight = max(1 / _WINDOW, 1 / self.count)
         self.value += weight * (x - self.value)
 
 
 class CascadeDrafter(Drafter):
     """Takes in every round the drafter that promises most tokens per second.
+
+    Each drafts up to its own K, or the engine's if that is less.
 
     Args:
         members: drafters; those without a model first.
@@ -159,18 +164,18 @@ class CascadeDrafter(Drafter):
 
     def _choose(self, context: Context, trees: dict[int, Tree], budget: int) -> Kind:
         """The member for a sequence; who has nothing to propose is not asked."""
-        kinds: list[Kind] = []
-        for i in range(len(self.members)):
+        rates: dict[Kind, float] = {}
+        for i, member in enumerate(self.members):
             if i not in trees:
-                kinds.append((i, 0))
-            elif len(trees[i]):
-                kinds.append((i, max(trees[i].depths).bit_length()))
-        if not kinds or not budget:
+                rates[i, 0] = self._rate(context.slot, (i, 0), min(budget, member.k))
+            elif length := max(trees[i].depths, default=0):
+                kind = i, length.bit_length()
+                rates[kind] = self._rate(context.slot, kind, length)
+        if not rates or not budget:
             return 0, 0
         idle = self._idle[context.slot]
-        rates = {kind: self._rate(context.slot, kind) for kind in kinds}
-        best = max(kinds, key=lambda kind: rates[kind])
-        for kind in kinds:
+        best = max(rates, key=lambda kind: rates[kind])
+        for kind in rates:
             patience = _PATIENCE if rates[kind] >= _PROMISING * rates[best] else 4 * _PATIENCE
             if idle[kind[0]] >= patience:
                 best = kind
@@ -178,12 +183,14 @@ class CascadeDrafter(Drafter):
             idle[i] = 0 if i == best[0] else idle[i] + 1
         return best
 
-    def _rate(self, slot: int, kind: Kind) -> float:
+    def _rate(self, slot: int, kind: Kind, length: int) -> float:
         """Tokens per second; whoever is not known yet is tried."""
         seconds, emitted = self._seconds.get(kind), self._own[slot].get(kind)
         if seconds is None or emitted is None:
             return math.inf
-        return emitted.value / seconds.value
+        count = min(emitted.count, _WINDOW)
+        tokens = (_HOPE * (1 + length / 2) + count * emitted.value) / (_HOPE + count)
+        return tokens / seconds.value
 
     def observe(self, commits: Sequence[Commit]) -> None:
         passed = self._clock() - self._begun

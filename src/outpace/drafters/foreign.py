@@ -43,6 +43,10 @@ class ForeignDrafter(ModelDrafter):
         self._texts: dict[int, Translated] = {}
         self._held: dict[int, list[int]] = {}  # what its cache holds
 
+    @property
+    def alone(self) -> LanguageModel | None:
+        return None
+
     def start(self, target: LanguageModel, cache: SlotCache) -> None:
         super().start(target, cache)
         # A text may take more of the draft's tokens than of the target's.

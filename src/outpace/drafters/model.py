@@ -48,6 +48,10 @@ class ModelDrafter(Drafter):
         self._model_taps: tuple[int, ...] = ()
         self._states: list[Tensor] = []
 
+    @property
+    def alone(self) -> LanguageModel | None:
+        return self.model
+
     def start(self, target: LanguageModel, cache: SlotCache) -> None:
         self._vocab_size = target.vocab_size
         same = self.model.vocab_size == target.vocab_size

@@ -33,7 +33,8 @@ class QuantizedDrafter(OwnDrafter):
     def check(self, setting: Setting) -> Sequence[str]:
         check_layered(setting.source, self.name)
         if setting.device.type != "cpu" or setting.compile is False:
-            where = "without compiled kernels" if setting.device.type == "cpu" else setting.device
+            here = setting.device.type == "cpu"
+            where = "without compiled kernels" if here else f"on {setting.device}"
             raise IncompatibleError(
                 f"{self.name} is no faster than the target itself {where}: it needs the compiled "
                 f"kernels of a CPU; {OTHERS}, 'early-exit' for any of this family"

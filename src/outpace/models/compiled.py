@@ -121,7 +121,8 @@ class CompiledDecoder:
             load: returns a parameter by its checkpoint name, in dtype, on the CPU.
             progress: called after every layer.
             library: the kernels, by default those of `load_library`.
-            share: a decoder of the same checkpoint and dtype whose embedding this one takes.
+            share: a decoder of the same checkpoint and dtype whose embedding and norms this
+                one takes.
 
         Raises:
             CompilerError: there are no kernels.
@@ -149,11 +150,13 @@ class CompiledDecoder:
         )
         layers = []
         for i in range(config.layers):
-            layers.append(self._layer(load, i, quantization))
+            theirs = None if share is None else share._layers[i]
+            layers.append(self._layer(load, i, quantization, theirs))
             progress()
-        self._layers = (_Layer * config.layers)(*layers)
+        self._layers: Any = (_Layer * config.layers)(*layers)
+        self._shared = share  # kept as long as what is its is pointed to
         head = narrowest(embedding) if config.tied else load(HEAD)
-        self._model = _Model(
+        self._model: _Model = _Model(
             config.hidden_size,
             config.heads,
             config.kv_heads,
@@ -161,7 +164,7 @@ class CompiledDecoder:
             config.mlp_size,
             config.layers,
             ctypes.addressof(self._layers),
-            self._vector(load("model.norm.weight")),
+            self._vector(load("model.norm.weight")) if share is None else share._model.norm,
             self._matrix(head, None, quantization and quantization.of_head),
             _Matrix(),
             None,
@@ -228,8 +231,15 @@ class CompiledDecoder:
         return _Matrix(nibbles, scales, where, size, out, made.group, _INT4)
 
     def _layer(
-        self, load: Callable[[str], Tensor], i: int, quantization: Quantization | None
+        self,
+        load: Callable[[str], Tensor],
+        i: int,
+        quantization: Quantization | None,
+        share: _Layer | None,
     ) -> _Layer:
+        """Args:
+        share: the same layer, whose norms it takes.
+        """
         c, prefix = self.config, f"model.layers.{i}."
 
         def matrix(join: Callable[..., Tensor], biased: bool, *names: str) -> _Matrix:
@@ -237,7 +247,9 @@ class CompiledDecoder:
             bias = join([load(f"{prefix}{n}.bias") for n in names]) if biased else None
             return self._matrix(weight, bias, quantization)
 
-        def norm(name: str) -> int:
+        def norm(name: str, field: str) -> Any:
+            if share is not None:
+                return getattr(share, field)
             return self._vector(load(f"{prefix}{name}.weight"))
 
         return _Layer(
@@ -245,9 +257,9 @@ class CompiledDecoder:
             matrix(torch.cat, c.output_bias, "self_attn.o_proj"),
             matrix(by_turns, c.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
             matrix(torch.cat, c.mlp_bias, "mlp.down_proj"),
-            norm("input_layernorm"),
-            norm("post_attention_layernorm"),
-            *(norm(f"self_attn.{n}_norm") if c.qk_norm else None for n in "qk"),
+            norm("input_layernorm", "input_norm"),
+            norm("post_attention_layernorm", "mlp_norm"),
+            *(norm(f"self_attn.{n}_norm", f"{n}_norm") if c.qk_norm else None for n in "qk"),
             c.windows[i] or 0,
             c.rotary[i],
         )
