@@ -9,7 +9,7 @@ import torch
 
 from outpace.sampling import categorical
 from outpace.types import Rows
-from outpace.verifiers import BlockVerifier, TokenVerifier, Verdict
+from outpace.verifiers import BlockVerifier, MatchVerifier, TokenVerifier, Verdict
 
 
 class _Variant(TokenVerifier):
@@ -246,6 +246,13 @@ class LeavesUnnormalised(SoundTree):
 
 class TakesTheNextRow(SoundTree):
     """Every node is held against the row behind the next one."""
+
+    def __call__(self, p, draft, noise):
+        return super().__call__(p.roll(-1, 1), draft, noise)
+
+
+class MatchesTheNextRow(MatchVerifier):
+    """The same, of the rule that matches."""
 
     def __call__(self, p, draft, noise):
         return super().__call__(p.roll(-1, 1), draft, noise)

@@ -11,6 +11,10 @@ import torch
 
 from outpace.models.linear import multiplies_bf16
 
+TEXT = ["def naïve(x):\n    return 'größe 你好 🙂' * x\n", "for i in range(10):\n    print(i)\n"]
+VOCAB = 320
+"""What the tokenizer of the pair is trained on, and its size."""
+
 EXACT = [
     "float32",
     pytest.param(

@@ -64,7 +64,7 @@ DRAFTERS = {
     "n-gram": (markov, lambda: NgramDrafter(2, 1)),
     "n-gram trees": (markov, lambda: NgramDrafter(3, 3)),
     "suffix": (markov, lambda: SuffixDrafter(capacity=2000, branching=False)),
-    "suffix trees": (markov, lambda: SuffixDrafter(capacity=2000, least=0.05)),
+    "suffix trees": (markov, lambda: SuffixDrafter(capacity=2000, least=0.05, branching=True)),
     "recycling": (markov, lambda: RecyclingDrafter(5)),
     "lookahead": (markov, lambda: LookaheadDrafter(3, 3, 2)),
     "tli": (markov, lambda: TLIDrafter(foreign_model(), Common(OURS, THEIRS), "tli")),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from checkpoints import build
+from checkpoints import TEXT, VOCAB, build
 from outpace.cli.main import run
 from outpace.training.bpe import train_tokenizer
 
@@ -24,10 +24,6 @@ settings.load_profile("outpace")
 def pytest_collection_modifyitems(items):
     """What must run in one process is long: it begins first."""
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
-
-
-TEXT = ["def naïve(x):\n    return 'größe 你好 🙂' * x\n", "for i in range(10):\n    print(i)\n"]
-VOCAB = 320
 
 
 def write_pair(folder: Path) -> None:

@@ -5,6 +5,7 @@ Negative controls: an audit must find every one.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -207,8 +208,17 @@ class IgnoresInnerEnds(GeneratorSystem):
 def with_engine(kind, generator: Generator) -> Generator:
     """The generator, run by another engine."""
     engine = generator.engine
-    generator.engine = kind(engine.target, engine.drafter, engine.k, engine.verifier, max_batch=256)
+    generator.engine = kind(
+        engine.target, untaken(engine.drafter), engine.k, engine.verifier, max_batch=256
+    )
     return generator
+
+
+def untaken(drafter):
+    """The same drafter for another engine; the one that had it is not used any more."""
+    again = copy.copy(drafter)
+    again.taken = False
+    return again
 
 
 PENALISED = SamplingParams(temperature=1.0, repetition_penalty=1.6, max_new_tokens=6)

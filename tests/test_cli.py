@@ -142,8 +142,11 @@ def test_a_truncated_checkpoint_is_one_line(pair, tmp_path, refused):
     refused(["generate", "x", "--model", str(tmp_path / "cut")], "truncated or corrupt")
 
 
-def test_bench_measures_any_drafter(pair, capsys):
-    arguments = ["bench", "--model", str(pair / "target"), "--drafter", "ngram:2", "-p", "1"]
+def test_bench_measures_any_drafter(pair, tmp_path, capsys):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"for i in range(3): for i in range"')
+    arguments = ["bench", "--model", str(pair / "target"), "--drafter", "ngram:2"]
+    arguments += ["--prompt-file", str(prompts)]
     assert run([*arguments, "-r", "1", "-n", "8", "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert [r["mode"] for r in value["rows"]] == ["target only", "speculative"]

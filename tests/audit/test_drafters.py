@@ -29,7 +29,10 @@ def generator(drafter, rule: str, target) -> Generator:
 @pytest.mark.parametrize("rule", ["token", "match"])
 def test_every_round_has_the_targets_law(name, rule):
     target, build = DRAFTERS[name]
-    engine = generator(build(), rule, target())
+    drafter = build()
+    if rule == "token" and drafter.remembers:
+        pytest.skip("refused: tests/conformance")
+    engine = generator(drafter, rule, target())
     own, _ = scorers(engine)
     states = ("prompt", "rejection")
     found = audit_rounds(engine.engine, own, [PROMPT], PARAMS, behind=states)

@@ -63,7 +63,7 @@ def run_by(kind, slots=16) -> Generator:
     """A generator with another engine."""
     made = generator(slots=slots)
     e = made.engine
-    made.engine = kind(e.target, e.drafter, e.k, e.verifier, max_batch=slots)
+    made.engine = kind(e.target, defects.untaken(e.drafter), e.k, e.verifier, max_batch=slots)
     return made
 
 

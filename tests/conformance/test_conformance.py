@@ -17,7 +17,7 @@ import torch
 from scipy import stats
 
 import outpace
-from broken_rules import ForgetsTheRejected, TakesTheNextRow
+from broken_rules import ForgetsTheRejected, MatchesTheNextRow, TakesTheNextRow
 from conformance_cases import DRAFTERS, PROMPT, V
 from outpace import SamplingParams
 from outpace.engine import Engine
@@ -45,8 +45,10 @@ def make(drafter: str, verifier: str, k: int, max_batch: int) -> Engine:
     """The engine, unless the pair must be refused."""
     target, build_drafter = DRAFTERS[drafter]
     made, rule = build_drafter(), make_verifier(verifier)
-    if made.proposes_trees and not rule.takes_trees:
-        with pytest.raises(outpace.IncompatibleError, match="takes chains only"):
+    recalled = made.remembers and rule.lossless and not rule.invariant
+    if recalled or (made.proposes_trees and not rule.takes_trees):
+        message = "remembers other requests" if recalled else "takes chains only"
+        with pytest.raises(outpace.IncompatibleError, match=message):
             Engine(target(), made, k, rule, max_batch)
         pytest.skip("refused, as it must be")
     return Engine(target(), made, k, rule, max_batch)
@@ -132,8 +134,14 @@ def test_sampled_texts_are_plain_decodings_or_have_its_law(drafter, verifier, ma
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_the_test_of_the_law_can_tell(drafter):
+def test_the_tests_can_tell(drafter):
+    """The law under a broken rule by ratio, texts under a broken rule that matches."""
     target, build_drafter = DRAFTERS[drafter]
+    made = build_drafter()
+    if made.remembers:
+        engine = Engine(target(), made, 3, MatchesTheNextRow(), 8)
+        assert run(engine, requests(1.0, 40, 12)) != plain(target, "match", 1.0, 40, 12)
+        return
     rule = TakesTheNextRow() if drafter in CLOSE else ForgetsTheRejected()
-    engine = Engine(target(), build_drafter(), 3, rule, 8)
+    engine = Engine(target(), made, 3, rule, 8)
     assert p_value(run(engine, requests(1.0, SAMPLES[8], 3)), law_of(target)) < 1e-6

@@ -21,7 +21,7 @@ from outpace.engine import Engine
 from outpace.models import MarkovModel
 from outpace.trees import chain
 from outpace.types import Draft, PointMass, Rows, Tree
-from outpace.verifiers import CoupledVerifier, make_verifier
+from outpace.verifiers import CoupledVerifier, TokenVerifier, make_verifier
 
 V = 5
 CYCLE = MarkovModel(0.9 * torch.eye(V).roll(1, 1).double() + 0.1 / V)
@@ -184,12 +184,20 @@ def test_texts_depend_on_no_clock(cascade, temperature):
         assert texts(CASCADES[cascade](Erratic(seed))) == plain
 
 
+class Pretending(TokenVerifier):
+    """Token verification, whose sampled texts follow from the draft, says that they do not."""
+
+    invariant = True
+
+
 def test_by_another_rule_they_may():
-    """Negative control: token verification, whose sampled texts follow from the draft."""
+    """Negative control; without the pretence it is refused."""
+    with pytest.raises(outpace.IncompatibleError, match="choose 'match' or 'coupled'"):
+        Engine(TARGET, CASCADES["n-gram and model"](Erratic(0)), 5, TokenVerifier())
     found = set()
     for seed in range(4):
         drafter = CASCADES["n-gram and model"](Erratic(seed))
-        engine = Engine(TARGET, drafter, 5, make_verifier("token"), 4)
+        engine = Engine(TARGET, drafter, 5, Pretending(), 4)
         params = SamplingParams(temperature=1.0, seed=1, max_new_tokens=60, eos_token_ids=())
         request = engine.submit([1, 2, 1, 2], params)
         while engine.busy:
@@ -213,3 +221,47 @@ def test_drafts_of_different_laws_become_one():
 def test_one_drafter_is_no_cascade():
     with pytest.raises(outpace.OptionError, match="two drafters at least"):
         CascadeDrafter([NgramDrafter()])
+
+
+def test_what_draws_is_not_looked_at_before_it_is_taken():
+    class Hasty(ModelDrafter):
+        instant = True
+
+    with pytest.raises(outpace.IncompatibleError, match="say that it is not instant"):
+        CascadeDrafter([NgramDrafter(), Hasty(NEAR)])
+
+
+def test_times_are_learned_in_mixed_batches_too():
+    """One sequence repeats itself, the other does not."""
+    clock = Clock()
+    members = [NgramDrafter(2), Fake("model", clock, 0.5, True, instant=False)]
+    cascade = CascadeDrafter(members, clock)
+    engine = Engine(Ticking(clock), cascade, 3, make_verifier("greedy"), 2)
+    for start in ([0], [3, 1, 4, 1, 0]):
+        engine.submit(start, SamplingParams(max_new_tokens=200, eos_token_ids=()))
+    while engine.busy:
+        engine.step()
+    means = {kind: round(mean.value, 1) for kind, mean in cascade._seconds.items()}
+    assert means.pop((1, 0)) == 1.5
+    assert set(means.values()) == {1.0}
+
+
+def test_a_model_that_sat_out_reads_what_it_missed_without_scores(monkeypatch):
+    rows = []
+    model = MarkovModel.random(V, 2, 1)
+    honest = model.forward
+
+    def forward(tokens, *args, logits=True, **more):
+        rows.append((tokens.shape[1], logits))
+        return honest(tokens, *args, logits=logits, **more)
+
+    monkeypatch.setattr(model, "forward", forward)
+    drafter = ModelDrafter(model)
+    engine = Engine(TARGET, drafter, 2)
+    request = engine.submit([1, 2], SamplingParams(max_new_tokens=200, eos_token_ids=()))
+    while engine.busy:
+        if len(request.tokens) < 100:
+            engine._undecided = True  # a plain round
+        engine.step()
+    assert max(n for n, scored in rows if scored) < 10
+    assert max(n for n, scored in rows if not scored) > 50

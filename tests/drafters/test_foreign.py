@@ -16,8 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import outpace
-from checkpoints import build
-from conftest import TEXT, VOCAB
+from checkpoints import TEXT, VOCAB, build
 from outpace import SamplingParams
 from outpace.drafters.foreign import TLIDrafter
 from outpace.drafters.translation import Common, Translated, Words

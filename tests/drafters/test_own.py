@@ -10,7 +10,15 @@ import torch
 import outpace
 from checkpoints import build
 from outpace import SamplingParams
-from outpace.drafters import Context, EarlyExitDrafter, QuantizedDrafter, Setting, SkipDrafter
+from outpace.drafters import (
+    CascadeDrafter,
+    Context,
+    EarlyExitDrafter,
+    NgramDrafter,
+    QuantizedDrafter,
+    Setting,
+    SkipDrafter,
+)
 from outpace.drafters.early_exit import read_adapter
 from outpace.engine import Engine
 from outpace.models import MarkovModel
@@ -160,30 +168,34 @@ def test_texts_are_plain_decodings(kind, drafter):
     assert accepted > 60
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_cache_that_grows_in_a_round_loses_no_layer(kind):
-    """Texts go beyond what a cache begins with, twice."""
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("k", [4, 30])
+@pytest.mark.parametrize("penalty", [1.0, 1.1])
+def test_a_cache_that_grows_in_a_round_loses_no_layer(kind, k, penalty):
+    """Ragged budgets, and texts beyond what a cache begins with."""
+    long = [(7 * i) % 97 for i in range(233)]
     said = []
     for drafter in (None, EarlyExitDrafter(2)):
-        engine = Engine(decoder(kind), drafter, 4 if drafter else 0, max_batch=2)
-        requests = [engine.submit(PROMPTS[i], params(max_new_tokens=440 - 9 * i)) for i in (4, 5)]
+        engine = Engine(decoder(kind), drafter, k if drafter else 0, max_batch=2)
+        requests = [
+            engine.submit(prompt, params(max_new_tokens=new, repetition_penalty=penalty))
+            for prompt, new in ((long, 3), (long[:4], 60), (long[:220], 50))
+        ]
         while engine.busy:
             engine.step()
         said.append([r.emitted for r in requests])
     assert said[0] == said[1]
-    assert engine.stats.accepted > 30
+    assert engine.stats.accepted > 0
 
 
-def test_a_drafter_serves_one_engine():
-    """What it drafts for another would be of the wrong cache."""
+@pytest.mark.parametrize("within", [False, True])
+def test_a_drafter_serves_one_engine(within):
+    """What it drafts for another would be of the wrong cache; a part of a cascade, too."""
     drafter = EarlyExitDrafter(2)
-    first, second = (Engine(decoder("compiled"), drafter, 3) for _ in range(2))
-    assert run(second) == run(Engine(decoder("compiled")))
-    first.submit(PROMPTS[3], params())
-    with pytest.raises(
-        outpace.IncompatibleError, match="given to another engine: make one for each"
-    ):
-        first.step()
+    Engine(decoder("compiled"), drafter, 3)
+    second = CascadeDrafter([NgramDrafter(), drafter]) if within else drafter
+    with pytest.raises(outpace.IncompatibleError, match="given to an engine already: make one"):
+        Engine(decoder("compiled"), second, 3)
 
 
 def test_parts_share_what_they_can():

@@ -130,8 +130,12 @@ def assert_as_plain(
 
 def assert_as_plain_can_fail(make: Callable[[], Drafter]) -> None:
     """Negative control: token verification has the target's law, too, but other draws."""
+
+    class Pretending(TokenVerifier):
+        invariant = True
+
     with pytest.raises(AssertionError):
-        assert_as_plain(make, 1.0, verifier=TokenVerifier())
+        assert_as_plain(make, 1.0, verifier=Pretending())
 
 
 class Doubtful(MarkovModel):

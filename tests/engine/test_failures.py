@@ -78,8 +78,8 @@ def test_generate_raises_and_the_generator_stays_usable(call):
 
 
 def test_a_neighbour_learns_of_the_failure():
-    target, engine = make()
-    generator = outpace.Generator(target, engine.drafter, 3)
+    target = Fragile(MarkovModel.random(V, 2, 0).table)
+    generator = outpace.Generator(target, ModelDrafter(MarkovModel.random(V, 2, 1)), 3)
     a, b = generator.stream([1, 2], params=PARAMS), generator.stream([3, 4], params=PARAMS)
     next(a)
     target.break_at = {target.calls + 1}

@@ -567,7 +567,8 @@ def test_a_rollout_is_used_and_can_differ(saved, monkeypatch):
 
     def shifted(self, *args):
         calls.append(args)
-        return rollout(self, *args[:-1], DraftNoise(args[-1].uniforms.flip(1)))
+        *others, noise, states = args
+        return rollout(self, *others, DraftNoise(noise.uniforms.flip(1)), states)
 
     monkeypatch.setattr(type(model), "rollout", shifted)
     given = model.library, (1.0,), [text(20)], (5,), (5,)

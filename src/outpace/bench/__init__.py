@@ -1,1 +1,1 @@
-"""Measuring: prompts, the three-way comparison, models of realistic cost."""
+"""Measuring: prompts and loads, drafters beside plain decoding, which layers can draft, ballast."""

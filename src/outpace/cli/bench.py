@@ -1,4 +1,4 @@
-"""`outpace bench`: draft only, target only, speculative, side by side."""
+"""`outpace bench`: a drafter beside plain decoding, and a draft model alone."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..errors import IncompatibleError
 from ..models.base import LanguageModel
 from ..models.cache import SlotCache
 from ..sampling import DraftNoise, Warp
@@ -62,7 +63,8 @@ class Drafter:
     """Proposes drafts for slots; the engine starts it once, then opens, feeds and closes slots.
 
     Whatever it proposes, texts keep the target's law as long as each draft says
-    truly how it was drawn.
+    truly how it was drawn, and what it passes on of the target's own pass (`Draft.resume`,
+    and rows in the target's cache) is what that pass would have computed.
 
     Attributes:
         laws: every law its drafts may carry.
@@ -73,7 +75,11 @@ class Drafter:
         rule: the verifier that suits it. By default that is `match`: tokens that were
             not drawn pass as often by it as by any, and its seeded texts are plain
             decoding's.
-        instant: whether a draft costs next to nothing, as no model runs.
+        instant: whether a draft costs next to nothing, as no model runs. What it proposes
+            may then be looked at before it is taken, so it must not be drawn.
+        remembers: whether drafts follow from other requests. Their noise may have been
+            this one's, by the same seed, so rules whose texts follow from the draft
+            would not be exact: it goes with `match` and `coupled`.
         requires: what it needs of a target or a machine, in a few words.
     """
 
@@ -86,8 +92,25 @@ class Drafter:
     k: int = 4
     rule: str = "match"
     instant: bool = True
-    serves: object = None
-    """The engine that started it last."""
+    remembers: bool = False
+    members: Sequence[Drafter] = ()
+    """The drafters that it is made of."""
+    taken: bool = False
+    """Whether an engine has it."""
+
+    def take(self) -> None:
+        """Called by the engine that will use it: one, once, as it keeps what is that engine's.
+
+        Raises:
+            IncompatibleError: another has it, or a part of it.
+        """
+        if self.taken:
+            raise IncompatibleError(
+                f"the drafter {self.name!r} has been given to an engine already: make one for each"
+            )
+        for member in self.members:
+            member.take()
+        self.taken = True
 
     @property
     def alone(self) -> LanguageModel | None:
@@ -107,7 +130,7 @@ class Drafter:
         return self
 
     def start(self, target: LanguageModel, cache: SlotCache) -> None:
-        """Called by the engine that will use it, before any slot is opened; it serves that one.
+        """Called by the engine that has taken it, before any slot is opened.
 
         Args:
             cache: the target's. A drafter that runs the target's layers may write

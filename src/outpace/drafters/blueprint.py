@@ -49,6 +49,7 @@ class Blueprint(Protocol):
     proposes_trees: bool
     k: int
     rule: str
+    remembers: bool
 
     def check(self, setting: Setting) -> Sequence[str]:
         """Whether it can draft for a target; remarks worth showing.
@@ -74,6 +75,7 @@ class Checkpoint:
     proposes_trees = ModelDrafter.proposes_trees
     k = ModelDrafter.k
     rule = ModelDrafter.rule
+    remembers = ModelDrafter.remembers
 
     def __init__(self, path: str | Path) -> None:
         self.name = str(path)

@@ -8,9 +8,9 @@ this, so many tokens were emitted per round, and such rounds took so long. A
 drafter that runs a model is judged by its own rounds. The highest tokens per second
 win, sequence by sequence; who has not been tried for long is tried again.
 
-Which drafter is taken depends on measured times, so a text that follows from the
-draft (by the rules token and block) would not be repeatable. The rule that suits is
-`coupled`, whose texts follow from target and seed alone.
+Which drafter is taken depends on measured times and on what was accepted of other
+requests, so the rule must be one whose texts follow from target and seed alone. Of
+these `coupled` accepts most of what is drawn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import OptionError
+from ..errors import IncompatibleError, OptionError
 from ..models.base import LanguageModel, upload
 from ..models.cache import SlotCache
 from ..models.loading import Progress
@@ -78,11 +78,12 @@ class CascadeDrafter(Drafter):
 
     rule = "coupled"
     instant = False
+    remembers = True
 
     def __init__(
         self, members: Sequence[Drafter], clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self.members = tuple(members)
+        self.members: Sequence[Drafter] = tuple(members)
         self.name, self.laws, self.proposes_trees, self.k = _together(self.members)
         self.taps = tuple(sorted({tap for m in self.members for tap in m.taps}))
         self.tops = max(m.tops for m in self.members)
@@ -95,6 +96,13 @@ class CascadeDrafter(Drafter):
         self._taken: dict[int, Kind] = {}
         self._idle: dict[int, list[int]] = {}  # rounds since a member was taken
         self._begun = 0.0
+        self._spent: dict[int, float] = {}  # seconds of a member's draft in this round
+        drawn = [m.name for m in members if m.instant and Rows in m.laws]
+        if drawn:
+            raise IncompatibleError(
+                f"{drawn[0]!r} draws tokens, and a cascade would look at them before it takes "
+                "them: say that it is not instant"
+            )
 
     def start(self, target: LanguageModel, cache: SlotCache) -> None:
         for member in self.members:
@@ -128,7 +136,7 @@ class CascadeDrafter(Drafter):
         warp: Warp,
         noise: DraftNoise | None,
     ) -> Draft:
-        self._begun = self._clock()
+        self._begun, self._spent = self._clock(), {}
         instant = {
             i: m.draft(contexts, [min(b, m.k) for b in budgets], warp, noise)
             for i, m in enumerate(self.members)
@@ -150,12 +158,14 @@ class CascadeDrafter(Drafter):
                 parts.append((_rows_of(instant[i], rows), rows))
                 continue
             some = upload(torch.tensor(rows), warp.device)
+            began = self._clock()
             part = member.draft(
                 [contexts[b] for b in rows],
                 [min(budgets[b], member.k) for b in rows],
                 warp if len(rows) == len(contexts) else warp.select(rows),
                 noise if noise is None or len(rows) == len(contexts) else noise.select(some),
             )
+            self._spent[i] = self._clock() - began
             parts.append((part, rows))
         for context, kind in zip(contexts, chosen, strict=True):
             self._taken[context.slot] = kind
@@ -193,11 +203,10 @@ class CascadeDrafter(Drafter):
         return tokens / seconds.value
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        passed = self._clock() - self._begun
-        taken = {self._taken[c.slot] for c in commits if c.slot in self._taken and c.block}
-        if len({member for member, _ in taken}) == 1:  # else it is nobody's own time
-            for kind in taken:
-                self._seconds.setdefault(kind, _Mean()).add(passed)
+        shared = self._clock() - self._begun - sum(self._spent.values())
+        for kind in {self._taken[c.slot] for c in commits if c.slot in self._taken and c.block}:
+            seconds = shared + self._spent.get(kind[0], 0.0)
+            self._seconds.setdefault(kind, _Mean()).add(seconds)
         for commit in commits:
             if commit.slot in self._taken and commit.block:
                 kind = self._taken.pop(commit.slot)
@@ -260,6 +269,7 @@ class Cascade:
     """A cascade to be; see `Blueprint`."""
 
     rule = CascadeDrafter.rule
+    remembers = CascadeDrafter.remembers
 
     def __init__(self, members: Sequence[Blueprint]) -> None:
         self._members = members

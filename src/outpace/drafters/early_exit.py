@@ -23,6 +23,7 @@ from ..errors import CheckpointError, IncompatibleError, first_line
 from ..models.base import Adapter, LanguageModel
 from ..models.cache import SlotCache
 from ..sampling import DraftNoise, Warp
+from ..trees import chain
 from ..types import Draft, Resume, check_whole_number
 from .base import Context
 from .blueprint import Setting
@@ -80,10 +81,14 @@ class EarlyExitDrafter(OwnDrafter):
         warp: Warp,
         noise: DraftNoise | None,
     ) -> Draft:
-        draft = super().draft(contexts, budgets, warp, noise)
+        # Who drafts nothing runs along, so that its pass has begun, too.
+        some = [max(1, budget) for budget in budgets]
+        draft = super().draft(contexts, some, warp, noise)
         states, self._states = self._states, []
+        trees = zip(draft.trees, budgets, strict=True)
+        draft = replace(draft, trees=tuple(t if b else chain(0) for t, b in trees))
         if not states or len(states[0]) < len(contexts):
-            return draft  # sequences that draft nothing have not begun
+            return draft
         return replace(draft, resume=Resume(self._exit, torch.cat(states, 1)))
 
 

@@ -23,6 +23,9 @@ from ..trees import chain
 from ..types import Draft, Law, PointMass, Rows
 from .base import Commit, Context, Drafter
 
+_MANY = 32
+"""Tokens that are read without logits before a draft."""
+
 
 class ModelDrafter(Drafter):
     """Drafts chains with a language model.
@@ -173,6 +176,9 @@ class ModelDrafter(Drafter):
         """
         for c in contexts:
             self._cache.truncate(c.slot, min(self._cache.lengths[c.slot], len(c.tokens) - 1))
+            lacking = c.tokens[self._cache.lengths[c.slot] : -1]
+            if len(lacking) > _MANY:  # it sat out
+                prefill(self.model, self._cache, c.slot, self._known(lacking))
         lengths, end = self._cache.lengths, self.model.context_length - 1
         missing = [self._known(c.tokens[lengths[c.slot] :]) for c in contexts]
         width = max(map(len, missing))

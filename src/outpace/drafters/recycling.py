@@ -45,6 +45,7 @@ class RecyclingDrafter(Drafter):
     proposes_trees = True
     tops = WIDTH
     k = 6
+    remembers = True
 
     def __init__(self, nodes: int | None = None) -> None:
         if nodes is not None:

@@ -55,6 +55,7 @@ class SuffixDrafter(Drafter):
 
     name = "suffix"
     k = 16
+    remembers = True
 
     def __init__(
         self,

@@ -70,6 +70,12 @@ def check_compatible(drafter: Blueprint, verifier: Verifier) -> None:
             f"the verifier {verifier.name!r} is not exact for drafts of {drafter.name!r} "
             f"({', '.join(refused)}): choose another verifier"
         )
+    if drafter.remembers and verifier.lossless and not verifier.invariant:
+        raise IncompatibleError(
+            f"the drafter {drafter.name!r} remembers other requests, and where a seed is used "
+            f"twice the verifier {verifier.name!r} would judge drafts by the noise that they "
+            "follow from: choose 'match' or 'coupled'"
+        )
     if drafter.proposes_trees and not verifier.takes_trees:
         raise IncompatibleError(
             f"the drafter {drafter.name!r} proposes trees and the verifier {verifier.name!r} "

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..drafters.base import Commit, Context, Drafter
-from ..errors import IncompatibleError, NumericsError
+from ..errors import NumericsError
 from ..models.base import ForwardOutput, LanguageModel, Layered, Top, prefill, upload
 from ..models.tokenizer import NullDetokenizer, Tokenizer
 from ..sampling import DraftNoise, Keys, Stream, Warp, law_device
@@ -88,8 +88,8 @@ class Engine:
         self._opened: set[int] = set()  # slots that the drafter knows of
         self._warps: dict[bool, Warp] = {}  # by whether it is for drafts
         if self.drafter is not None:
+            self.drafter.take()
             self.drafter.start(target, self._cache)
-            self.drafter.serves = self._key = object()
 
     # --- requests ---------------------------------------------------------------
 
@@ -195,11 +195,6 @@ class Engine:
         if self.drafter is None or alone or not any(budgets):
             empty = torch.empty(len(running), 0, dtype=torch.int64, device=self._law_device)
             return Draft(empty, PointMass(), (chain(0),) * len(running))
-        if self.drafter.serves is not self._key:
-            raise IncompatibleError(
-                f"the drafter {self.drafter.name!r} has been given to another engine: make one for "
-                "each"
-            )
         warp = self.warp_of(running, for_draft=True)
         noise = None if warp.all_greedy else self._draft_noise(running, max(budgets))
         draft = self.drafter.draft([_context(r) for r in running], budgets, warp, noise)
@@ -216,7 +211,7 @@ class Engine:
         last = upload(torch.tensor([r.tokens[-1:] for r in running]), device)
         starts = [len(r.tokens) - 1 for r in running]
         forward = self.target.forward
-        if draft.resume is not None:
+        if draft.resume is not None and not self._taps:  # those of layers that have run are gone
             forward = partial(cast(Layered, self.target).forward, resume=draft.resume)
         out = forward(
             torch.cat([last, upload(draft.tokens, device)], 1),

@@ -151,7 +151,8 @@ class GraphedDecoder:
         assert isinstance(cache, KVCache)
         out = None
         rows = tokens.shape[1]
-        if resume is None and logits and rows <= ROWS and self._record is not None:
+        # A recorded pass is whole: only then is it, to the last bit, what plain decoding replays.
+        if logits and rows <= ROWS and self._record is not None:
             starts = [cache.lengths[s] for s in slots]
             self._reserve(cache, slots, max(starts) + rows)
             how = cache, slots, mask, tuple(taps)

@@ -62,6 +62,7 @@ class Verifier(Protocol):
         laws, takes_trees: the drafts it may be put together with.
         takes_sampling: whether it is for requests above temperature 0.
         coupled: whether drafts are drawn with the noise that it will use itself.
+        invariant: whether texts follow from target and seed alone, whatever was drafted.
     """
 
     name: ClassVar[str]
@@ -70,6 +71,7 @@ class Verifier(Protocol):
     takes_trees: ClassVar[bool]
     takes_sampling: ClassVar[bool]
     coupled: ClassVar[bool]
+    invariant: ClassVar[bool]
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         """Decide one round.

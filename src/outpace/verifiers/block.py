@@ -38,6 +38,7 @@ class BlockVerifier:
     takes_trees: ClassVar[bool] = False
     takes_sampling: ClassVar[bool] = True
     coupled: ClassVar[bool] = False
+    invariant: ClassVar[bool] = False
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         batch, n = draft.tokens.shape

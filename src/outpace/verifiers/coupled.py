@@ -32,6 +32,7 @@ class CoupledVerifier:
     takes_trees: ClassVar[bool] = True
     takes_sampling: ClassVar[bool] = True
     coupled: ClassVar[bool] = True
+    invariant: ClassVar[bool] = True
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         assert noise.keys is not None

@@ -27,6 +27,7 @@ class GreedyVerifier:
     takes_trees: ClassVar[bool] = True
     takes_sampling: ClassVar[bool] = False
     coupled: ClassVar[bool] = False
+    invariant: ClassVar[bool] = True
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise | None = None) -> Verdict:
         """`p` may be logits: only the argmax of each row is read."""

@@ -29,6 +29,7 @@ class MatchVerifier:
     takes_trees: ClassVar[bool] = True
     takes_sampling: ClassVar[bool] = True
     coupled: ClassVar[bool] = False
+    invariant: ClassVar[bool] = True
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         u = noise.target.gather(1, row_depths(draft, p.device))  # [B, N + 1]

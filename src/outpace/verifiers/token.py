@@ -37,6 +37,7 @@ class TokenVerifier:
     takes_trees: ClassVar[bool] = True
     takes_sampling: ClassVar[bool] = True
     coupled: ClassVar[bool] = False
+    invariant: ClassVar[bool] = False
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         if not all(tree.is_chain for tree in draft.trees):

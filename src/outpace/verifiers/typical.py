@@ -34,6 +34,7 @@ class TypicalVerifier:
     takes_trees: ClassVar[bool] = True
     takes_sampling: ClassVar[bool] = True
     coupled: ClassVar[bool] = False
+    invariant: ClassVar[bool] = False
 
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3) -> None:
         self.epsilon, self.delta = epsilon, delta
