@@ -87,3 +87,18 @@ def test_ballast_changes_cost_and_nothing_else(pair, tmp_path):
     assert outpace.load(str(tmp_path / "heavy")).generate("def", max_new_tokens=2).token_ids
     with pytest.raises(outpace.OptionError, match="must exceed"):
         add_ballast(pair / "target", tmp_path / "thin", 10)
+
+
+def test_texts_of_one_repeat_are_forgotten_before_the_next(pair):
+    """Else a drafter that remembers would draft them by heart; without forgetting it does."""
+    generator = outpace.load(str(pair / "target"), "suffix", dtype="float32", max_batch=1)
+    params = SamplingParams(max_new_tokens=40)
+
+    def accepted(repeats):
+        found = compare(generator, ["def naïve", "for i"], params, repeats)
+        return found.rows[-1].stats.accepted
+
+    once = accepted(1)
+    assert accepted(3) == 3 * once
+    generator.engine.drafter.forget = lambda: None
+    assert accepted(3) > 3 * once

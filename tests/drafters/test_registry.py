@@ -185,3 +185,13 @@ def test_a_built_in_name_is_never_taken_over(package):
     package("ngram", "outpace_period:PeriodDrafter")
     assert isinstance(parse("ngram"), NgramDrafter)
     assert [e.name for e in entries()].count("ngram") == 1
+
+
+@pytest.mark.parametrize("value", ["outpace_period:__doc__", "outpace_period:odd"])
+def test_one_broken_drafter_leaves_the_others_listed(package, tmp_path, value):
+    code = example() + "\n\ndef odd(x: 'Nowhere' = 1):\n    pass\n"
+    (tmp_path / "outpace_period.py").write_text(code, encoding="utf-8")
+    package("period", value)
+    with pytest.raises(OptionError, match="'period'"):
+        parse("period:3")
+    assert {"ngram", "period", "suffix"} <= {e.name for e in entries()}

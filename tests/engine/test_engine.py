@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import outpace
 from outpace import SamplingParams
-from outpace.drafters import ModelDrafter
+from outpace.drafters import Drafter, ModelDrafter
 from outpace.engine import Engine
 from outpace.models import ForwardOutput, MarkovModel
 from outpace.trees import chain
@@ -355,6 +355,40 @@ class PointOnly(TokenVerifier):
 def test_what_cannot_work_is_refused(build, error, message):
     with pytest.raises(error, match=message):
         build()
+
+
+class Wrong(Drafter):
+    """Proposes what it must not."""
+
+    name = "wrong"
+
+    def __init__(self, tokens, parents, laws=(PointMass,)):
+        self.draft_ = torch.tensor([tokens]), Tree(parents)
+        self.laws = laws
+
+    def draft(self, contexts, budgets, warp, noise):
+        tokens, tree = self.draft_
+        return Draft(tokens, PointMass(), (tree,))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        (Wrong([V], (-1,)), f"token {V}, which is outside the target's vocabulary of {V}"),
+        (Wrong([1, -1], (-1, 0)), "proposed token -1"),
+        (Wrong([1] * 4, (-1, 0, 1, 2)), "a path of 4 tokens where 3 were allowed"),
+        (Wrong([1, 2], (-1, -1)), "proposed a tree, and says that it proposes none"),
+        (Wrong([1], (-1,), (Rows,)), "by the law PointMass, which its laws do not name"),
+    ],
+)
+def test_a_draft_that_must_not_be_is_refused(drafter, message):
+    """Its request ends with the error, and the next one finds a free slot."""
+    engine = make(3, drafter=drafter)
+    request = engine.submit([1], SamplingParams(max_new_tokens=20, eos_token_ids=()))
+    with pytest.raises(outpace.IncompatibleError, match=message):
+        engine.step()
+    assert request.finish_reason == "cancelled"
+    assert not engine.busy
 
 
 def test_draft_law_is_a_point_mass_only_when_all_are_greedy():

@@ -59,7 +59,8 @@ def test_the_same_seed_makes_the_same_adapter(target, pair):
     [
         ({"layer": 3}, "needs a target of more, this one has 3"),
         ({"layer": 0}, "layer must be at least 1"),
-        ({"length": 4000}, "too few for 2 windows of 4000"),
+        ({"length": 400, "rows": 20}, "too few for 20 windows of 400"),
+        ({"length": 600}, "longer than the target's context of 512"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(target, pair, options, message):

@@ -123,6 +123,8 @@ def compare(
 ) -> Comparison:
     """Run every mode on every prompt, one after the other, `repeats` times.
 
+    A drafter that remembers begins each time with nothing, and has then seen the prompts before.
+
     EOS is switched off, so that every run emits `max_new_tokens` tokens. One
     untimed prompt warms every mode up.
 
@@ -148,6 +150,7 @@ def compare(
     stats = {m: [Stats() for _ in prompts] for m in runs}
     done = 0
     for repeat in range(-1, repeats):
+        drafter.forget()  # texts that it has seen before would be drafted by heart
         for i, prompt in enumerate(prompts if repeat >= 0 else prompts[:1]):
             for mode in runs:
                 began = time.perf_counter()

@@ -75,7 +75,7 @@ def choices(
         raise IncompatibleError(
             f"{type(target).__name__} runs whole models only: this is for the Llama family"
         )
-    texts = [text for text in texts if len(text) > 1]
+    texts = [text[: target.context_length] for text in texts if len(text) > 1]
     if not texts:
         raise OptionError("there is no text to measure acceptance on: give a longer prompt")
     laws = [_law(target, text, temperature) for text in texts]

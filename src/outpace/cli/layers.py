@@ -35,11 +35,21 @@ def layers(
     from rich.console import Console
 
     from ..bench.layers import choices
+    from ..drafters import EarlyExitDrafter
 
     if temperature < 0:
         raise OptionError("--temperature must be 0 or more")
     texts = common.prompts_of(prompt_file, prompts)
-    generator = common.load_with_bar(model, None, None, dtype, device, compile=compile, max_batch=1)
+    generator = common.load_with_bar(
+        model,
+        None,
+        None,
+        dtype,
+        device,
+        check=lambda assembly: assembly.check_drafter(EarlyExitDrafter(1)),
+        compile=compile,
+        max_batch=1,
+    )
     assert generator.tokenizer is not None
     ids = [generator.tokenizer.encode(text) for text in texts]
     with common.progress_bars(no_color) as advance:

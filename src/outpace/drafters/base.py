@@ -167,6 +167,9 @@ class Drafter:
     def close(self, slot: int) -> None:
         """The sequence is gone; its slot will be opened anew."""
 
+    def forget(self) -> None:
+        """Drop what is remembered of other requests; no slot is open."""
+
 
 def certain(proposals: Sequence[tuple[Sequence[int], Tree]], device: torch.device) -> Draft:
     """A draft of tokens that were not drawn: each sequence's nodes, and their shape."""

@@ -123,6 +123,12 @@ class CascadeDrafter(Drafter):
         del self._contexts[slot], self._own[slot], self._idle[slot]
         self._taken.pop(slot, None)
 
+    def forget(self) -> None:
+        for member in self.members:
+            member.forget()
+        self._emitted.clear()
+        self._seconds.clear()
+
     def _features(self, member: Drafter, features: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Of all that are tapped those that a member wants."""
         if not features:

@@ -28,7 +28,7 @@ from ..types import Draft, Law, PointMass, SamplingParams
 from .base import Commit, Context, Drafter, certain
 from .blueprint import Checkpoint, Setting
 from .model import ModelDrafter
-from .translation import Common, Translated, Words
+from .translation import Common, Translated, Words, special_pairs
 
 _TAIL = 8
 """Tokens before a draft that its split may depend on."""
@@ -40,6 +40,7 @@ class ForeignDrafter(ModelDrafter):
     def __init__(self, model: LanguageModel, target: Words, draft: Words, name: str) -> None:
         super().__init__(model, name)
         self._target, self._draft = target, draft
+        self._special = special_pairs(target, draft)
         self._texts: dict[int, Translated] = {}
         self._held: dict[int, list[int]] = {}  # what its cache holds
 
@@ -54,7 +55,7 @@ class ForeignDrafter(ModelDrafter):
 
     def open(self, context: Context, features: tuple[Tensor, ...] = ()) -> None:
         self._cache.truncate(context.slot, 0)
-        self._texts[context.slot] = text = Translated(self._target, self._draft)
+        self._texts[context.slot] = text = Translated(self._target, self._draft, self._special)
         text.extend(context.tokens)
         held = text.ids[:-1] if len(text.ids) < self.model.context_length else []
         prefill(self.model, self._cache, context.slot, held)
@@ -206,7 +207,7 @@ class TLI(ForeignCheckpoint):
 
     def _remarks(self) -> Sequence[str]:
         self._common = Common(self._target, self._draft)
-        if not self._common.pairs:
+        if not self._common.texts:
             raise VocabularyMismatchError(
                 f"the target and {self.name} have no token in common, so there is nothing to "
                 f"draft by intersection: 'slem:{self.name}' matches their texts instead"

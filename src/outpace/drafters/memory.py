@@ -89,6 +89,11 @@ class Memory:
                     )
                     self._file = None
 
+    def forget(self) -> None:
+        """Forget all that is held; a file keeps it."""
+        with self.lock:
+            self.past = Occurrences(LENGTHS, self.past.capacity)
+
     # --- on disk ----------------------------------------------------------------
 
     def _check_file(self, file: Path) -> int | None:

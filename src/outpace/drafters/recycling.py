@@ -61,6 +61,9 @@ class RecyclingDrafter(Drafter):
         self._shapes = {}
         self._table = np.full((target.vocab_size, WIDTH), _UNKNOWN, np.int32)
 
+    def forget(self) -> None:
+        self._table.fill(_UNKNOWN)
+
     def draft(
         self,
         contexts: Sequence[Context],

@@ -100,22 +100,24 @@ def entries() -> list[Entry]:
     found = []
     for name in names():
         try:
-            make = factory(name)
+            found.append(_entry(name, factory(name)))
         except OptionError as error:
             found.append(Entry(name, name, str(error), "-"))
-            continue
-        options = ",".join(
-            p.name.replace("_", "-") + ("" if p.default is p.empty else f"={p.default}")
-            for p in _options(make)
-        )
-        summary = (inspect.getdoc(make) or "").partition("\n")[0]
-        made = make if inspect.isclass(make) else typing.get_type_hints(make).get("return")
-        requires = getattr(made, "requires", Drafter.requires)
-        found.append(Entry(name, f"{name}:{options}" if options else name, summary, requires))
     path = Entry(
         "PATH", "PATH", "A smaller model: a folder or a hub id.", "one vocabulary for both"
     )
     return [*found, path]
+
+
+def _entry(name: str, make: Factory) -> Entry:
+    options = ",".join(
+        p.name.replace("_", "-") + ("" if p.default in (p.empty, None) else f"={p.default}")
+        for p in _options(name, make)
+    )
+    summary = (inspect.getdoc(make) or "").partition("\n")[0]
+    made = make if inspect.isclass(make) else _kinds(name, make).get("return")
+    requires = getattr(made, "requires", Drafter.requires)
+    return Entry(name, f"{name}:{options}" if options else name, summary, requires)
 
 
 def parse(text: str | Path) -> Blueprint:
@@ -147,14 +149,13 @@ def _parse_one(text: str) -> Blueprint:
     near = difflib.get_close_matches(name, names(), 1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names())}"
     raise OptionError(
-        f"there is no drafter {name!r}: {hint} (or give a draft model's folder or hub id; "
-        "'outpace drafters' lists all)"
+        f"there is no drafter {name!r}: {hint} (or give a draft model: a folder, or a hub id as "
+        "OWNER/NAME; 'outpace drafters' lists all)"
     )
 
 
 def _make(name: str, make: Factory, given: str) -> Blueprint:
-    options = _options(make)
-    kinds = typing.get_type_hints(make if inspect.isfunction(make) else make.__init__)
+    options, kinds = _options(name, make), _kinds(name, make)
     values: dict[str, Any] = {}
     for position, value in enumerate(given.split(",") if given else []):
         key, equals, rest = value.partition("=")
@@ -178,13 +179,31 @@ def _make(name: str, make: Factory, given: str) -> Blueprint:
     return make(**values)
 
 
-def _options(make: Factory) -> list[inspect.Parameter]:
-    """The parameters that a string can set."""
-    return [
-        p
-        for p in inspect.signature(make).parameters.values()
-        if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-    ]
+def _options(name: str, make: Factory) -> list[inspect.Parameter]:
+    """The parameters that a string can set.
+
+    Raises:
+        OptionError: it has no signature.
+    """
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"the drafter {name!r} cannot be called ({error})") from error
+    return [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+
+
+def _kinds(name: str, make: Factory) -> dict[str, Any]:
+    """What annotations say.
+
+    Raises:
+        OptionError: they name what is not there.
+    """
+    try:
+        return typing.get_type_hints(make.__init__ if inspect.isclass(make) else make)
+    except Exception as error:
+        raise OptionError(
+            f"the drafter {name!r} has annotations that cannot be read ({first_line(error)})"
+        ) from error
 
 
 def _known(options: Sequence[inspect.Parameter]) -> str:

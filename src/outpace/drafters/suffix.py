@@ -78,7 +78,7 @@ class SuffixDrafter(Drafter):
         if not 0 < least <= 1:
             raise OptionError(f"least must be in (0, 1], not {least!r} (a probability)")
         self.proposes_trees = branching
-        self.memory = memory or Memory(capacity, None if file is None else Path(file))
+        self.memory = memory or Memory(capacity, None if file is None else Path(file).expanduser())
         self._nodes, self._factor, self._least = nodes, factor, least
         self._max_len: int
         self._open: dict[int, tuple[Context, Occurrences]] = {}
@@ -95,6 +95,9 @@ class SuffixDrafter(Drafter):
     def close(self, slot: int) -> None:
         context, _ = self._open.pop(slot)
         self.memory.add(context.tokens, context.prompt_length)
+
+    def forget(self) -> None:
+        self.memory.forget()
 
     def draft(
         self,

@@ -6,7 +6,7 @@ inside a character even, is spelled: by the longest tokens that make up the byte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -49,18 +49,24 @@ class Words:
         pieces = self.pieces
         return b"".join(pieces[i] for i in ids if i < len(pieces))
 
-    def split(self, text: bytes) -> list[int]:
-        """The tokenizer's own split of a text within a larger one; spelled where it has none."""
+    def split(self, text: bytes, begins: bool = False) -> list[int]:
+        """The tokenizer's own split of a text within a larger one; spelled where it has none.
+
+        Args:
+            begins: whether it is the larger one's beginning, before which some put a blank.
+        """
         try:
             whole = text.decode()
         except UnicodeDecodeError as error:  # a character that is not complete
             end = error.start
-            return (self.split(text[:end]) if end else []) + self.spell(text[end:])
-        # Some put a space before what they take for the begin of a text.
+            return (self.split(text[:end], begins) if end else []) + self.spell(text[end:])
         for given in (whole, whole[1:] if whole.startswith(" ") else whole):
             ids: list[int] = self.tokenizer.hf(given, add_special_tokens=False)["input_ids"]
-            if self.bytes_of(ids) == text:
+            said = self.bytes_of(ids)
+            if said == text or (begins and said == b" " + text):
                 return ids
+            if said == b" " + text and self.pieces[ids[0]] == b" ":
+                return ids[1:]
         return self.spell(text)
 
     def spell(self, text: bytes) -> list[int]:
@@ -79,7 +85,8 @@ class Common:
     """The tokens that target and draft share: those of the same bytes.
 
     Attributes:
-        pairs: target id and draft id of each.
+        pairs: target id and draft id of each, and of the ends of text, which mean the same.
+        texts: how many of them are text.
     """
 
     def __init__(self, target: Words, draft: Words) -> None:
@@ -89,13 +96,14 @@ class Common:
             for piece, i in sorted(target.ids.items(), key=lambda x: x[1])
             if piece in draft.ids
         ]
+        self.texts = len(self.pairs)
         ends = zip(target.tokenizer.eos_token_ids, draft.tokenizer.eos_token_ids, strict=False)
-        self.pairs += ends  # the end of a text means the same to both
+        self.pairs += ends
 
     @cached_property
     def share(self) -> float:
         """Of the target's tokens."""
-        return len(self.pairs) / max(1, len(self.target.ids))
+        return self.texts / max(1, len(self.target.ids))
 
     def gather(self, vocab_size: int) -> Tensor:
         """`[V]` int64: each target token's draft id, -1 where there is none."""
@@ -106,22 +114,30 @@ class Common:
         return index
 
 
+def special_pairs(target: Words, draft: Words) -> dict[int, int]:
+    """The target's special tokens that are the draft's by name, too."""
+    theirs = draft.tokenizer.vocabulary
+    return {
+        i: theirs[token]
+        for token, i in target.tokenizer.vocabulary.items()
+        if i in target.tokenizer.special_ids and theirs.get(token) in draft.tokenizer.special_ids
+    }
+
+
 class Translated:
     """A growing text of target tokens as draft tokens.
 
     Attributes:
-        ids: what the draft reads.
+        ids: what the draft reads. They stand for the text's bytes, with a blank before the first
+            where the draft's tokenizer puts one there.
         count: target tokens so far.
     """
 
-    def __init__(self, target: Words, draft: Words) -> None:
-        self._target, self._draft = target, draft
-        self._special = {
-            i: draft.tokenizer.vocabulary[token]
-            for token, i in target.tokenizer.vocabulary.items()
-            if i in target.tokenizer.special_ids
-            and draft.tokenizer.vocabulary.get(token) in draft.tokenizer.special_ids
-        }
+    def __init__(self, target: Words, draft: Words, special: Mapping[int, int]) -> None:
+        """Args:
+        special: see `special_pairs`.
+        """
+        self._target, self._draft, self._special = target, draft, special
         self.ids = list(draft.tokenizer.prefix_ids)
         self.count = 0
         self._ends: list[int] = [0] * len(self.ids)  # of the text, behind each id
@@ -139,8 +155,10 @@ class Translated:
             if run:
                 changed = min(changed, self._split(self._target.bytes_of(run)))
                 run = []
-            if token in self._special:
-                self._put(self._special[token], len(self._text))
+            theirs = self._special.get(token) if token is not None else None
+            begun = not self._text and self.ids[-1:] == [theirs]  # what the draft puts there, too
+            if theirs is not None and not begun:
+                self._put(theirs, len(self._text))
                 self._floor = len(self.ids)
         return changed
 
@@ -150,7 +168,10 @@ class Translated:
         first = self._settled()
         at = self._ends[first - 1] if first else 0
         del self.ids[first:], self._ends[first:]
-        for i in self._draft.split(self._text[at:]):
+        begins = at == 0 and not self._draft.bytes_of(self.ids)
+        ids = self._draft.split(self._text[at:], begins)
+        at = len(self._text) - len(self._draft.bytes_of(ids))  # before a blank of its own: -1
+        for i in ids:
             at += len(self._draft.pieces[i])
             self._put(i, at)
         return first
@@ -165,5 +186,7 @@ class Translated:
         for i in range(len(self.ids), self._floor, -1):
             end = self._ends[i - 1]
             if end <= len(text) - _SETTLED and text[end : end + 1].isspace():
+                return i
+            if end <= len(text) - 8 * _SETTLED:  # no blanks far and wide
                 return i
         return self._floor

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..drafters import Blueprint, Drafter
 from ..errors import ContextLengthError, IncompatibleError, OptionError
-from ..types import SamplingParams, check_whole_number
+from ..types import Draft, SamplingParams, check_whole_number
 from ..verifiers import Verifier
 
 
@@ -81,6 +81,36 @@ def check_compatible(drafter: Blueprint, verifier: Verifier) -> None:
             f"the drafter {drafter.name!r} proposes trees and the verifier {verifier.name!r} "
             "takes chains only: choose a verifier that takes trees"
         )
+
+
+def check_draft(draft: Draft, drafter: Drafter, budgets: Sequence[int], vocab_size: int) -> None:
+    """Whether a draft is what its drafter may propose.
+
+    Raises:
+        IncompatibleError: another law or shape than it declares, a path that is too
+            long, or ids that the target has not (seen on the CPU alone: elsewhere it would
+            have to be waited for).
+    """
+    said = f"the drafter {drafter.name!r}"
+    if not isinstance(draft.law, drafter.laws):
+        raise IncompatibleError(
+            f"{said} proposed by the law {type(draft.law).__name__}, which its laws do not name"
+        )
+    if not drafter.proposes_trees and not all(tree.is_chain for tree in draft.trees):
+        raise IncompatibleError(f"{said} proposed a tree, and says that it proposes none")
+    for tree, budget in zip(draft.trees, budgets, strict=True):
+        if max(tree.depths, default=0) > budget:
+            raise IncompatibleError(
+                f"{said} proposed a path of {max(tree.depths)} tokens where {budget} were allowed"
+            )
+    tokens = draft.tokens
+    if tokens.device.type == "cpu" and tokens.numel():
+        low, high = (int(x) for x in tokens.aminmax())
+        if low < 0 or high >= vocab_size:
+            raise IncompatibleError(
+                f"{said} proposed token {low if low < 0 else high}, which is outside the target's "
+                f"vocabulary of {vocab_size}"
+            )
 
 
 def check_request(

@@ -23,7 +23,14 @@ from ..sampling.noise import F64
 from ..trees import block_mask, block_positions, chain
 from ..types import Draft, PointMass, Provenance, SamplingParams
 from ..verifiers import GreedyVerifier, Noise, Verdict, Verifier, make_verifier
-from .checks import check_compatible, check_max_batch, check_max_len, check_request, choose_k
+from .checks import (
+    check_compatible,
+    check_draft,
+    check_max_batch,
+    check_max_len,
+    check_request,
+    choose_k,
+)
 from .clock import Clock
 from .emission import (
     Emission,
@@ -198,8 +205,7 @@ class Engine:
         warp = self.warp_of(running, for_draft=True)
         noise = None if warp.all_greedy else self._draft_noise(running, max(budgets))
         draft = self.drafter.draft([_context(r) for r in running], budgets, warp, noise)
-        assert isinstance(draft.law, self.drafter.laws)
-        assert self.drafter.proposes_trees or all(t.is_chain for t in draft.trees)
+        check_draft(draft, self.drafter, budgets, self.target.vocab_size)
         if draft.tokens.device != self._law_device:
             draft = replace(draft, tokens=draft.tokens.to(self._law_device))
         return draft

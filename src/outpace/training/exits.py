@@ -98,6 +98,11 @@ def train_adapter(
             f"an exit behind {config.layer} layers needs a target of more, this one has "
             f"{target.layers}"
         )
+    if config.length > target.context_length:
+        raise OptionError(
+            f"windows of {config.length} tokens are longer than the target's context of "
+            f"{target.context_length}: make them shorter"
+        )
     count = config.windows_of(len(tokens))
     place, lean = target.device, source.lean
 
