@@ -195,3 +195,23 @@ def test_one_broken_drafter_leaves_the_others_listed(package, tmp_path, value):
     with pytest.raises(OptionError, match="'period'"):
         parse("period:3")
     assert {"ngram", "period", "suffix"} <= {e.name for e in entries()}
+
+
+def test_past_outputs_of_another_vocabulary_are_refused_before_weights_are_read(
+    pair, tmp_path, monkeypatch
+):
+    from outpace.drafters import Memory
+    from outpace.models.checkpoint import Weights
+
+    file = tmp_path / "deep" / "outputs"
+    Memory(99, file).serve(7)
+    monkeypatch.setattr(Weights, "load", lambda *args: pytest.fail("weights were read"))
+    with pytest.raises(
+        OptionError, match="outputs of a vocabulary of 7 tokens, the target has 320"
+    ):
+        outpace.load(str(pair / "target"), f"suffix:file={file}")
+    untouched = tmp_path / "new" / "outputs"
+    with pytest.raises(OptionError, match="no option 'nothing'"):
+        parse(f"suffix:file={untouched},nothing=1")
+    parse(f"suffix:file={untouched}")
+    assert not untouched.parent.exists()

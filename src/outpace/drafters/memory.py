@@ -96,17 +96,33 @@ class Memory:
 
     # --- on disk ----------------------------------------------------------------
 
+    def fits(self, vocab_size: int) -> None:
+        """Whether outputs of a vocabulary can be kept in it.
+
+        Raises:
+            OptionError: its file holds outputs of another.
+        """
+        held = None if self._file is None else self._check_file(self._file)
+        if held is not None and held != vocab_size:
+            raise OptionError(
+                f"{self._file} holds outputs of a vocabulary of {held} tokens, the target has "
+                f"{vocab_size}: give every target a file of its own"
+            )
+
     def _check_file(self, file: Path) -> int | None:
-        """The vocabulary of a file; None if there is none yet."""
+        """The vocabulary of a file; None if there is none yet, and one can be made."""
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("ab+") as f:
-                f.seek(0)
-                header = f.read(_HEADER.size)
+            header = _begin(file) if file.exists() else b""
+            place = next(p for p in (file, *file.absolute().parents) if p.exists())
         except OSError as error:
             raise OptionError(
                 f"past outputs cannot be kept in {file} ({error.strerror}): check the path"
             ) from error
+        if not os.access(place, os.W_OK) or (place != file and not place.is_dir()):
+            raise OptionError(
+                f"past outputs cannot be kept in {file} ({place} is not to be written to): check "
+                "the path"
+            )
         if not header:
             return None
         if len(header) < _HEADER.size or not header.startswith(_MAGIC):
@@ -114,15 +130,11 @@ class Memory:
         return int(_HEADER.unpack(header)[1])
 
     def _read(self, file: Path, vocab_size: int) -> None:
-        held = self._check_file(file)
-        if held is None:
+        self.fits(vocab_size)
+        if self._check_file(file) is None:
+            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(_HEADER.pack(_MAGIC, vocab_size))
             return
-        if held != vocab_size:
-            raise OptionError(
-                f"{file} holds outputs of a vocabulary of {held} tokens, the target has "
-                f"{vocab_size}: give every target a file of its own"
-            )
         count = (file.stat().st_size - _HEADER.size) // 4
         tokens = np.fromfile(file, "<i4", count, offset=_HEADER.size)
         ends = np.flatnonzero(tokens == SEPARATOR)
@@ -141,3 +153,8 @@ class Memory:
         kept = np.fromfile(file, "<i4", offset=size - 4 * self.past.capacity)
         aside.write_bytes(_HEADER.pack(_MAGIC, vocab_size) + kept.tobytes())
         aside.replace(file)
+
+
+def _begin(file: Path) -> bytes:
+    with file.open("rb") as f:
+        return f.read(_HEADER.size)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import IncompatibleError
+from ..errors import CompilerError, IncompatibleError, first_line
+from ..kernels import load_library
 from ..models.base import LanguageModel
 from ..models.cache import SlotCache
 from ..models.compiled import CompiledDecoder
@@ -39,6 +40,12 @@ class QuantizedDrafter(OwnDrafter):
                 f"{self.name} is no faster than the target itself {where}: it needs the compiled "
                 f"kernels of a CPU; {OTHERS}, 'early-exit' for any of this family"
             )
+        try:
+            load_library()
+        except CompilerError as error:
+            raise IncompatibleError(
+                f"{self.name} needs the compiled kernels ({first_line(error)}): {OTHERS}"
+            ) from error
         if setting.quantize is not None:
             bits = QUANTIZATIONS[setting.quantize].bits
             if bits <= self._how.bits:

@@ -30,6 +30,7 @@ from ..sampling import DraftNoise, Warp
 from ..trees import chain
 from ..types import Draft, Tree, check_whole_number
 from .base import MOST_NODES, Context, Drafter, certain
+from .blueprint import Setting
 from .memory import LENGTHS, Memory
 from .occurrences import Occurrences
 
@@ -82,6 +83,10 @@ class SuffixDrafter(Drafter):
         self._nodes, self._factor, self._least = nodes, factor, least
         self._max_len: int
         self._open: dict[int, tuple[Context, Occurrences]] = {}
+
+    def check(self, setting: Setting) -> Sequence[str]:
+        self.memory.fits(setting.source.vocab_size)
+        return ()
 
     def start(self, target: LanguageModel, cache: SlotCache) -> None:
         self._max_len = cache.max_len
