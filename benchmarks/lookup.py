@@ -15,6 +15,7 @@ import tracemalloc
 from typing import Any
 
 import numpy as np
+import torch
 
 from environment import record
 from outpace.drafters import Context, Memory, SuffixDrafter
@@ -62,18 +63,11 @@ def _tokens(tokenizer: Any, held_out: bool, count: int) -> list[int]:
 def _filled(size: int, past: list[int]) -> SuffixDrafter:
     """A drafter that remembers outputs of so many tokens in all."""
     drafter = SuffixDrafter(memory=Memory(size))
-    target = MarkovModel(np_uniform())
+    target = MarkovModel(torch.full((2, 2), 0.5))
     drafter.start(target, target.new_cache(1, 4096))
-    drafter.memory._vocab_size = None
     for start in range(0, size, OUTPUT):
         drafter.memory.add(past[start : start + OUTPUT], 0)
     return drafter
-
-
-def np_uniform() -> Any:
-    import torch
-
-    return torch.full((2, 2), 0.5)
 
 
 def _bytes(size: int, past: list[int]) -> float:
