@@ -91,7 +91,7 @@ def _measure(
         began = time.perf_counter()
         for i in range(NEW // 16):
             tokens += fresh[start + PROMPT + i : start + PROMPT + i + 1]
-            drafter._propose(Context(0, tokens, PROMPT), 16)
+            drafter.propose(Context(0, tokens, PROMPT), 16)
         found.append((time.perf_counter() - began) / (NEW // 16))
         drafter._open.clear()
     index = drafter.memory.past

@@ -198,6 +198,16 @@ def test_a_drafter_serves_one_engine(within):
         Engine(decoder("compiled"), second, 3)
 
 
+def test_fewer_bits_are_those_of_the_target_that_is_drafted_for():
+    """Though weights were made of another one before."""
+    drafter = QuantizedDrafter("int8")
+    weights = {name: tensor.flip(0) for name, tensor in WEIGHTS.items()}
+    drafter.build(CompiledDecoder(CONFIG, weights.__getitem__), lambda what, done, total: None)
+    engine = Engine(decoder("compiled"), drafter, 3)
+    assert run(engine) == run(Engine(decoder("compiled")))
+    assert engine.stats.acceptance_rate > 0.8
+
+
 def test_parts_share_what_they_can():
     target = decoder("compiled")
     for part in (target.part([0, 2]), target.part(range(2), adapter())):

@@ -9,15 +9,13 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ..errors import OptionError
-from ..training.corpus import is_test, standard_library
-from .prompts import held_out_prompts
+from .prompts import held_out_prompts, spread
 
 LOADS: tuple[str, ...] = ("function", "edit", "data", "free")
 
-_PER_FILE = 4
 _PIECE = (160, 300)  # characters of a function to rewrite
 _NEW_NAMES = ("item", "value", "other", "first", "second", "result", "thing")
 _ROWS = 10
@@ -41,23 +39,12 @@ def load_prompts(load: str, count: int) -> list[str]:
         raise OptionError(f"unknown load {load!r}: {hint}")
     if load == "function":
         return held_out_prompts(count)
-    found = _spread({"edit": _edits, "data": _tables, "free": _cuts}[load])
+    found = list(dict.fromkeys(spread({"edit": _edits, "data": _tables, "free": _cuts}[load])))
     if len(found) < count:
         raise OptionError(
             f"the held-out files have {len(found)} prompts of load {load!r}, {count} were asked for"
         )
     return found[:count]
-
-
-def _spread(prompts_of: Callable[[str], Iterator[str]]) -> list[str]:
-    """A few prompts of each file: the first of every file, then the second, and so on."""
-    files = list(standard_library(held_out=True))
-    files.sort(key=lambda f: (is_test(f.path), f.path))
-    rounds: list[list[str]] = [[] for _ in range(_PER_FILE)]
-    for file in files:
-        for of_round, prompt in zip(rounds, prompts_of(file.text), strict=False):
-            of_round.append(prompt)
-    return list(dict.fromkeys(p for r in rounds for p in r))
 
 
 def _functions(text: str) -> list[_Function]:

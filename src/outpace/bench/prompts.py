@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Iterable
 
 from ..errors import OptionError
 from ..training.corpus import is_test, standard_library
@@ -17,17 +18,22 @@ def held_out_prompts(count: int) -> list[str]:
     `def` and ends behind its docstring (or its signature), where the body
     would begin.
     """
+    found = spread(_prompts)
+    if len(found) < count:
+        raise OptionError(f"the held-out files have {len(found)} prompts, {count} were asked for")
+    return found[:count]
+
+
+def spread(prompts_of: Callable[[str], Iterable[str]]) -> list[str]:
+    """Up to four prompts of each held-out file's text, library files first: the first of every
+    file, then the second, and so on."""
     files = list(standard_library(held_out=True))
     files.sort(key=lambda f: (is_test(f.path), f.path))
     rounds: list[list[str]] = [[], [], [], []]
     for file in files:
-        prompts = _prompts(file.text)
-        for i, prompt in enumerate(prompts[: len(rounds)]):
-            rounds[i].append(prompt)
-    found = [p for r in rounds for p in r]
-    if len(found) < count:
-        raise OptionError(f"the held-out files have {len(found)} prompts, {count} were asked for")
-    return found[:count]
+        for of_round, prompt in zip(rounds, prompts_of(file.text), strict=False):
+            of_round.append(prompt)
+    return [p for r in rounds for p in r]
 
 
 def _prompts(text: str) -> list[str]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..errors import IncompatibleError
+from ..errors import IncompatibleError, OptionError
 from ..models.base import LanguageModel
 from ..models.cache import SlotCache
 from ..sampling import DraftNoise, Warp
-from ..types import Draft, Law, PointMass, Tree
+from ..types import Draft, Law, PointMass, Tree, check_whole_number
 
 if TYPE_CHECKING:
     from ..models.loading import Progress
@@ -57,6 +57,17 @@ class Commit:
 
 MOST_NODES = 512
 """Of a draft."""
+
+
+def check_nodes(nodes: int) -> None:
+    """Whether a draft may have so many nodes.
+
+    Raises:
+        OptionError: not a whole number from 1 to `MOST_NODES`.
+    """
+    check_whole_number("nodes", nodes, 1, "of a tree")
+    if nodes > MOST_NODES:
+        raise OptionError(f"nodes={nodes} is more than a pass takes: at most {MOST_NODES}")
 
 
 class Drafter:
@@ -169,6 +180,24 @@ class Drafter:
 
     def forget(self) -> None:
         """Drop what is remembered of other requests; no slot is open."""
+
+
+class CertainDrafter(Drafter):
+    """A drafter that draws nothing and looks at one sequence at a time."""
+
+    def propose(self, context: Context, budget: int) -> tuple[Sequence[int], Tree]:
+        """Nodes and their shape for a sequence, up to `budget` tokens along a path."""
+        raise NotImplementedError
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        budgets: Sequence[int],
+        warp: Warp,
+        noise: DraftNoise | None,
+    ) -> Draft:
+        proposals = [self.propose(c, b) for c, b in zip(contexts, budgets, strict=True)]
+        return certain(proposals, warp.device)
 
 
 def certain(proposals: Sequence[tuple[Sequence[int], Tree]], device: torch.device) -> Draft:

@@ -48,10 +48,8 @@ class ForeignDrafter(ModelDrafter):
     def alone(self) -> LanguageModel | None:
         return None
 
-    def start(self, target: LanguageModel, cache: SlotCache) -> None:
-        super().start(target, cache)
-        # A text may take more of the draft's tokens than of the target's.
-        self._cache = self.model.new_cache(cache.slots, self.model.context_length)
+    def _positions(self, cache: SlotCache) -> int:
+        return self.model.context_length  # a text may take more of its tokens than of the target's
 
     def open(self, context: Context, features: tuple[Tensor, ...] = ()) -> None:
         self._cache.truncate(context.slot, 0)

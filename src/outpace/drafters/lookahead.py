@@ -24,10 +24,9 @@ from torch import Tensor
 from ..errors import OptionError
 from ..models.base import LanguageModel
 from ..models.cache import SlotCache
-from ..sampling import DraftNoise, Warp
 from ..trees import merged
-from ..types import Draft, Tree, check_whole_number
-from .base import MOST_NODES, Commit, Context, Drafter, certain
+from ..types import Tree, check_whole_number
+from .base import MOST_NODES, CertainDrafter, Commit, Context
 
 Gram = tuple[int, ...]
 
@@ -38,7 +37,7 @@ _KEYS = 1 << 16
 """Tokens that a pool has n-grams for; the least recently used go."""
 
 
-class LookaheadDrafter(Drafter):
+class LookaheadDrafter(CertainDrafter):
     """Guesses several tokens ahead in every pass, and drafts n-grams of earlier guesses.
 
     Where nothing is given, n, window and guesses are 3, 2 and 2 for a target on a CPU,
@@ -82,17 +81,8 @@ class LookaheadDrafter(Drafter):
     def close(self, slot: int) -> None:
         del self._states[slot]
 
-    def draft(
-        self,
-        contexts: Sequence[Context],
-        budgets: Sequence[int],
-        warp: Warp,
-        noise: DraftNoise | None,
-    ) -> Draft:
-        proposals = [
-            self._states[c.slot].propose(b) for c, b in zip(contexts, budgets, strict=True)
-        ]
-        return certain(proposals, warp.device)
+    def propose(self, context: Context, budget: int) -> tuple[list[int], Tree]:
+        return self._states[context.slot].propose(budget)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         for commit in commits:

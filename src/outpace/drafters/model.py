@@ -59,7 +59,11 @@ class ModelDrafter(Drafter):
         self._vocab_size = target.vocab_size
         same = self.model.vocab_size == target.vocab_size
         self._rolls_out = same and isinstance(self.model, RollsOut)
-        self._cache = self.model.new_cache(cache.slots, cache.max_len)
+        self._cache = self.model.new_cache(cache.slots, self._positions(cache))
+
+    def _positions(self, cache: SlotCache) -> int:
+        """What a slot of its own cache must hold, beside the target's."""
+        return cache.max_len
 
     def open(self, context: Context, features: tuple[Tensor, ...] = ()) -> None:
         self._cache.truncate(context.slot, 0)

@@ -8,24 +8,21 @@ nothing is proposed, and the round is a plain one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from ..errors import OptionError
 from ..models.base import LanguageModel
 from ..models.cache import SlotCache
-from ..sampling import DraftNoise, Warp
 from ..trees import merged
-from ..types import Draft, Tree, check_whole_number
-from .base import Context, Drafter, certain
+from ..types import Tree, check_whole_number
+from .base import CertainDrafter, Context
 from .occurrences import Occurrences
 
 _PLACES = 32
 """Earlier places of a run that are looked at."""
 
 
-class NgramDrafter(Drafter):
+class NgramDrafter(CertainDrafter):
     """Looks up what followed the last tokens earlier in the text.
 
     Args:
@@ -57,17 +54,7 @@ class NgramDrafter(Drafter):
     def close(self, slot: int) -> None:
         del self._texts[slot]
 
-    def draft(
-        self,
-        contexts: Sequence[Context],
-        budgets: Sequence[int],
-        warp: Warp,
-        noise: DraftNoise | None,
-    ) -> Draft:
-        proposals = [self._propose(c, b) for c, b in zip(contexts, budgets, strict=True)]
-        return certain(proposals, warp.device)
-
-    def _propose(self, context: Context, budget: int) -> tuple[list[int], Tree]:
+    def propose(self, context: Context, budget: int) -> tuple[list[int], Tree]:
         text = self._texts[context.slot]
         text.extend(context.tokens[text.count :])
         found: list[list[int]] = []

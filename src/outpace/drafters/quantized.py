@@ -30,6 +30,7 @@ class QuantizedDrafter(OwnDrafter):
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
         self._how = QUANTIZATIONS[kind]
+        self._target: LanguageModel | None = None  # what `model` was made of
 
     def check(self, setting: Setting) -> Sequence[str]:
         check_layered(setting.source, self.name)
@@ -68,11 +69,11 @@ class QuantizedDrafter(OwnDrafter):
             done += 1
             progress(f"{self.name} weights", done, target.layers)
 
-        self.model = target.quantized(self._how, advance)
+        self.model, self._target = target.quantized(self._how, advance), target
         return self
 
     def start(self, target: LanguageModel, cache: SlotCache) -> None:
-        if not hasattr(self, "model"):
+        if target is not self._target:
             self.build(target, lambda what, done, total: None)
         assert isinstance(target, CompiledDecoder)
         self._share(target, cache)

@@ -18,12 +18,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import OptionError
 from ..models.base import LanguageModel
 from ..models.cache import SlotCache
-from ..sampling import DraftNoise, Warp
-from ..types import Draft, Tree, check_whole_number
-from .base import MOST_NODES, Commit, Context, Drafter, certain
+from ..types import Tree
+from .base import CertainDrafter, Commit, Context, check_nodes
 
 WIDTH = 8
 """Successors that are kept of each token."""
@@ -33,7 +31,7 @@ _RATES = tuple(0.5 / (rank + 1) ** 1.55 for rank in range(WIDTH))
 _UNKNOWN = -1
 
 
-class RecyclingDrafter(Drafter):
+class RecyclingDrafter(CertainDrafter):
     """Drafts a tree from a table of what the target last found likely behind each token.
 
     Args:
@@ -49,9 +47,7 @@ class RecyclingDrafter(Drafter):
 
     def __init__(self, nodes: int | None = None) -> None:
         if nodes is not None:
-            check_whole_number("nodes", nodes, 1, "of the tree")
-            if nodes > MOST_NODES:
-                raise OptionError(f"nodes={nodes} is more than a pass takes: at most {MOST_NODES}")
+            check_nodes(nodes)
         self._given, self._nodes = nodes, nodes or 0
         self._shapes: dict[int, _Shape] = {}
         self._table: np.ndarray[tuple[int, int], np.dtype[np.int32]]
@@ -64,17 +60,8 @@ class RecyclingDrafter(Drafter):
     def forget(self) -> None:
         self._table.fill(_UNKNOWN)
 
-    def draft(
-        self,
-        contexts: Sequence[Context],
-        budgets: Sequence[int],
-        warp: Warp,
-        noise: DraftNoise | None,
-    ) -> Draft:
-        proposals = [
-            self._fill(self._shape(b), c.tokens[-1]) for c, b in zip(contexts, budgets, strict=True)
-        ]
-        return certain(proposals, warp.device)
+    def propose(self, context: Context, budget: int) -> tuple[list[int], Tree]:
+        return self._fill(self._shape(budget), context.tokens[-1])
 
     def observe(self, commits: Sequence[Commit]) -> None:
         for commit in commits:

@@ -26,10 +26,9 @@ from torch import Tensor
 from ..errors import OptionError
 from ..models.base import LanguageModel
 from ..models.cache import SlotCache
-from ..sampling import DraftNoise, Warp
-from ..trees import chain
-from ..types import Draft, Tree, check_whole_number
-from .base import MOST_NODES, Context, Drafter, certain
+from ..trees import tree_of
+from ..types import Tree
+from .base import CertainDrafter, Context, check_nodes
 from .blueprint import Setting
 from .memory import LENGTHS, Memory
 from .occurrences import Occurrences
@@ -41,7 +40,7 @@ Guess = tuple[float, list[int], list[int]]
 """The sum of estimates, tokens and parents of a tree."""
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(CertainDrafter):
     """Drafts what followed the last tokens in this text and in past outputs, by frequency.
 
     Args:
@@ -69,9 +68,7 @@ class SuffixDrafter(Drafter):
         *,
         memory: Memory | None = None,
     ) -> None:
-        check_whole_number("nodes", nodes, 1, "of a tree")
-        if nodes > MOST_NODES:
-            raise OptionError(f"nodes={nodes} is more than a pass takes: at most {MOST_NODES}")
+        check_nodes(nodes)
         if file is not None and memory is not None:
             raise OptionError("file is the memory's own: give one of them")
         if not 0 < factor < float("inf"):
@@ -104,17 +101,7 @@ class SuffixDrafter(Drafter):
     def forget(self) -> None:
         self.memory.forget()
 
-    def draft(
-        self,
-        contexts: Sequence[Context],
-        budgets: Sequence[int],
-        warp: Warp,
-        noise: DraftNoise | None,
-    ) -> Draft:
-        proposals = [self._propose(c, b) for c, b in zip(contexts, budgets, strict=True)]
-        return certain(proposals, warp.device)
-
-    def _propose(self, context: Context, budget: int) -> tuple[list[int], Tree]:
+    def propose(self, context: Context, budget: int) -> tuple[list[int], Tree]:
         text = self._open[context.slot][1]
         text.extend(context.tokens[text.count :])
         best: Guess = (0.0, [], [])
@@ -124,8 +111,7 @@ class SuffixDrafter(Drafter):
             with self.memory.lock:
                 best = self._best(self.memory.past, tail, budget, best)
         _, tokens, parents = best
-        straight = parents == list(range(-1, len(tokens) - 1))
-        return tokens, chain(len(tokens)) if straight else Tree(tuple(parents))
+        return tokens, tree_of(parents)
 
     def _best(self, index: Occurrences, tail: Sequence[int], budget: int, best: Guess) -> Guess:
         """The best tree of an index, or the one there is, unless it is better."""

@@ -32,8 +32,13 @@ def merged(paths: Iterable[Sequence[int]]) -> tuple[list[int], Tree]:
                 tokens.append(token)
                 parents.append(at)
             at = node
-    shape = chain(len(tokens)) if parents == list(range(-1, len(tokens) - 1)) else None
-    return tokens, shape or Tree(tuple(parents))
+    return tokens, tree_of(parents)
+
+
+def tree_of(parents: Sequence[int]) -> Tree:
+    """The tree with these parents; the one of `chain` where it has no branches."""
+    straight = list(parents) == list(range(-1, len(parents) - 1))
+    return chain(len(parents)) if straight else Tree(tuple(parents))
 
 
 @lru_cache(maxsize=1024)
