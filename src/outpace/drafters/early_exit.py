@@ -3,7 +3,7 @@
 Elhoushi et al., "LayerSkip: enabling early exit inference and self-speculative
 decoding", 2024, section 4.3. Drafting leaves the first layers' keys and values in the
 target's cache and keeps their states, so the target's pass over the draft begins
-behind them: no layer runs twice for any token.
+behind them, and no layer runs twice for a token. (A recorded CUDA pass is whole.)
 
 How much is accepted depends on whether the target was trained to exit early.
 Where it was not, an adapter may help: a small layer behind the exit, in a folder
