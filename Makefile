@@ -11,8 +11,8 @@ test: .venv/ready
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 
 lint: .venv/ready
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --no-cache .
+	$(BIN)/ruff format --check --no-cache .
 
 types: .venv/ready
 	$(BIN)/mypy

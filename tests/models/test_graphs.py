@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import alone, append, feed, greedy, in_blocks, keep, path_to, plain, text, together
-from tape import Recorder
 
 from checkpoints import LEAN
 from outpace import Generator
@@ -21,6 +20,7 @@ from outpace.models.graphs import ROWS, GraphedDecoder, reach
 from outpace.models.lean import LeanDecoder
 from outpace.trees import block_mask, block_positions
 from outpace.types import Tree
+from tape import Recorder
 
 NAMES = ["llama-tied-gqa", "mistral-window", "qwen2-window", "qwen3", "smollm3"]
 
