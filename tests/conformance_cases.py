@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from functools import cache
+from pathlib import Path
+
+import torch
 
 from checkpoints import build
 from outpace.drafters import (
@@ -20,9 +26,11 @@ from outpace.drafters import (
 )
 from outpace.drafters.translation import Common, Words
 from outpace.models import MarkovModel
+from outpace.models.base import Adapter
 from outpace.models.compiled import CompiledDecoder
 from outpace.models.config import LeanConfig
 from outpace.models.lean import LeanDecoder
+from outpace.training.exits import write_adapter
 from tokenizers_of import letters
 
 V = 4
@@ -57,6 +65,17 @@ def foreign_model():
     return MarkovModel.random(5, 2, 4)
 
 
+@cache
+def adapter_folder() -> Path:
+    """An adapter that changes what the first layers say."""
+    hidden = compiled().hidden_size
+    noise = torch.randn(hidden, hidden, generator=torch.Generator().manual_seed(0))
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    write_adapter(Adapter(torch.ones(hidden), 0.2 * noise), folder)
+    return folder
+
+
 DRAFTERS = {
     "draft model": (markov, lambda: ModelDrafter(NEAR)),
     "narrow draft model": (markov, lambda: ModelDrafter(MarkovModel.random(V - 1, 1, 2))),
@@ -70,8 +89,14 @@ DRAFTERS = {
     "tli": (markov, lambda: TLIDrafter(foreign_model(), Common(OURS, THEIRS), "tli")),
     "slem": (markov, lambda: SLEMDrafter(foreign_model(), OURS, THEIRS, "slem")),
     "cascade": (markov, lambda: CascadeDrafter([NgramDrafter(1, 2), ModelDrafter(NEAR)])),
-    "early exit": (compiled, lambda: EarlyExitDrafter(2)),
+    "early exit": (compiled, lambda: EarlyExitDrafter(1)),
     "early exit, lean": (lean, lambda: EarlyExitDrafter(1)),
     "skipped layers": (compiled, lambda: SkipDrafter("1-2")),
+    "adapter": (compiled, lambda: EarlyExitDrafter(2, str(adapter_folder()))),
     "int4": (compiled, lambda: QuantizedDrafter("int4")),
+    "int8": (compiled, lambda: QuantizedDrafter("int8")),
+    "cascade of own layers": (
+        compiled,
+        lambda: CascadeDrafter([NgramDrafter(2, 1), EarlyExitDrafter(3), SkipDrafter("1")]),
+    ),
 }

@@ -41,6 +41,7 @@ class Assembly:
     See `load` for the arguments and errors.
 
     Attributes:
+        verifier: the rule that it will run by.
         remarks: what the vocabulary check found worth showing.
     """
 
@@ -62,11 +63,11 @@ class Assembly:
         self._k, self._max_batch = k, check_max_batch(max_batch)
         self._draft = _blueprint(drafter)
         rule = Drafter.rule if self._draft is None else self._draft.rule
-        self._rule = make_verifier(rule if verifier is None else verifier)
+        self.verifier = make_verifier(rule if verifier is None else verifier)
         self.remarks: list[str] = []
         if self._draft is not None:
-            check_compatible(self._draft, self._rule)
-            if not self._rule.lossless:
+            check_compatible(self._draft, self.verifier)
+            if not self.verifier.lossless:
                 self.remarks.append(
                     f"the verifier {verifier!r} is lossy: sampled text is not the target's"
                 )
@@ -108,7 +109,7 @@ class Assembly:
         vocab_size, eos = self._target.vocab_size, params.ends(self._eos)
         for index, prompt in enumerate(ids):
             with numbered(index, many):
-                check_request(prompt, params, vocab_size, self._max_len, self._rule)
+                check_request(prompt, params, vocab_size, self._max_len, self.verifier)
                 make_pipeline(params, prompt, vocab_size, eos, self.tokenizer, torch.device("cpu"))
 
     def load(self, progress: Progress = lambda what, done, total: None) -> Generator:
@@ -135,7 +136,7 @@ class Assembly:
             self._k,
             tokenizer=self.tokenizer,
             eos=self._eos,
-            verifier=self._rule,
+            verifier=self.verifier,
             max_batch=self._max_batch,
             max_len=self._max_len,
             remarks=self.remarks,

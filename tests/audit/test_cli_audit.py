@@ -182,6 +182,7 @@ WRONG = [
     (["--tokens", "0"], "max_new_tokens"),
     (["--seed", "-1"], "--seed"),
     (["--mode", "exact", "--verifier", "coupled"], "cannot enumerate the verifier 'coupled'"),
+    (["--mode", "exact", "--drafter", "ngram+recycling"], "cannot enumerate the verifier"),
     (["--mode", "exact", "--engine", "transformers"], "cannot enumerate transformers"),
     (["--temperature", "0", "--mode", "sampled"], "only --mode greedy"),
     (["--temperature", "0", "--mode", "greedy", "--mode", "exact"], "only --mode greedy"),

@@ -18,14 +18,13 @@ from outpace.types import Rows
 from outpace.verifiers import make_verifier
 
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=4, eos_token_ids=())
-ENUMERATED = sorted(set(DRAFTERS) - {"early exit", "early exit, lean", "skipped layers", "int4"})
 
 
 def generator(drafter, rule: str, target) -> Generator:
     return Generator(target, drafter, 2, verifier=make_verifier(rule), max_batch=16)
 
 
-@pytest.mark.parametrize("name", ENUMERATED)
+@pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("rule", ["token", "match"])
 def test_every_round_has_the_targets_law(name, rule):
     target, build = DRAFTERS[name]
@@ -37,14 +36,13 @@ def test_every_round_has_the_targets_law(name, rule):
     states = ("prompt", "rejection")
     found = audit_rounds(engine.engine, own, [PROMPT], PARAMS, behind=states)
     assert found.sound
-    assert found.error < 1e-12
+    assert found.error < (1e-12 if engine.engine.target.dtype == torch.float64 else 1e-6)
     assert found.rounds + len(found.absent) == 2
     assert found.rounds >= 1
 
 
-@pytest.mark.parametrize("name", ["early exit", "skipped layers", "int4"])
-def test_samples_have_the_targets_law(name):
-    target, build = DRAFTERS[name]
+def test_samples_have_the_targets_law():
+    target, build = DRAFTERS["early exit"]
     engine = generator(build(), "token", target())
     report = audit(engine, [PROMPT], PARAMS, modes=["sampled"], samples=1500)
     assert report.sound

@@ -123,9 +123,9 @@ def test_sound_rules_pass(name):
     if not rule.takes_sampling:
         return
     for params in (PLAIN, defects.PENALISED, defects.BIASED):
-        found = audit(generator(rule), params, samples=2000)
+        found = audit(generator(rule), params, samples=1000)
         assert found.sound, found.summary()
-        assert found.samples == 2000
+        assert found.samples == 1000
 
 
 def small_audits(count: int, rate: float):
@@ -142,7 +142,7 @@ def small_audits(count: int, rate: float):
             own,
             [[0]],
             params,
-            samples=512,
+            samples=256,
             draft=other,
             seed=10_000 * (i + 1),
             false_alarm=rate,

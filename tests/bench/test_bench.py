@@ -34,6 +34,7 @@ def test_the_formula_is_the_papers():
         stats.accepted_at.append(int(reach * 1000))
     for c, expected in ((0.1, 2.941 / 1.5), (0.0, 2.941)):
         assert expected_speedup(stats, c) == pytest.approx(expected, rel=1e-3)
+    assert expected_speedup(stats, 0.1, 0.25) == pytest.approx(2.941 / 1.25, rel=1e-3)
     assert expected_speedup(Stats(rounds=3), 0.1) == 1.0
 
 

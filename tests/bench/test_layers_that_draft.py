@@ -10,6 +10,7 @@ import torch
 
 import outpace
 from checkpoints import build
+from outpace.bench import layers
 from outpace.bench.layers import choices
 from outpace.cli.main import run
 from outpace.models import MarkovModel
@@ -56,6 +57,18 @@ def test_a_rate_is_the_overlap_of_the_laws():
         )
         rates += (1 - 0.5 * (p - q).abs().sum(-1)).tolist()
     assert chosen.alpha == pytest.approx(sum(rates) / len(rates), abs=1e-4)
+
+
+def test_of_long_texts_some_rows_are_held(monkeypatch):
+    """Rates are means over every n-th token then."""
+    target, longer = decoder(3), [TEXTS[0], TEXTS[0][:38]]
+    whole = choices(target, longer, 0.7)
+    monkeypatch.setattr(layers, "_MOST_NUMBERS", 60 * 26)
+    some = choices(target, longer, 0.7)
+    assert [c.alpha for c in some] != [c.alpha for c in whole]
+    assert some[0].alpha == pytest.approx(whole[0].alpha, abs=0.1)
+    monkeypatch.setattr(layers, "_MOST_NUMBERS", 60 * 78)
+    assert [c.alpha for c in choices(target, longer, 0.7)] == [c.alpha for c in whole]
 
 
 def test_what_cannot_be_measured_is_refused():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -9,6 +11,8 @@ import outpace
 from outpace import SamplingParams
 from outpace.drafters import (
     CascadeDrafter,
+    Commit,
+    Context,
     Drafter,
     LookaheadDrafter,
     ModelDrafter,
@@ -19,6 +23,7 @@ from outpace.drafters import (
 from outpace.drafters.cascade import _merged
 from outpace.engine import Engine
 from outpace.models import MarkovModel
+from outpace.sampling import Warp
 from outpace.trees import chain
 from outpace.types import Draft, PointMass, Rows, Tree
 from outpace.verifiers import CoupledVerifier, TokenVerifier, make_verifier
@@ -81,7 +86,8 @@ def rounds(members, clock, count=400, max_batch=1):
 
     def choose(*args):
         kind = honest(*args)
-        taken.append(kind[0])
+        if kind is not None:
+            taken.append(kind[0])
         return kind
 
     cascade._choose = choose
@@ -216,6 +222,48 @@ def test_drafts_of_different_laws_become_one():
     assert isinstance(both.law, Rows)
     assert torch.equal(both.law.q[0, :2], q[0])
     assert torch.equal(both.law.q[2], torch.eye(3)[[2, 1, 0]])
+
+
+def started(members, slots=1):
+    """A cascade of fakes with contexts of one token, and what it needs for a draft."""
+    clock = Clock()
+    cascade = CascadeDrafter([make(clock) for make in members], clock)
+    contexts = [Context(slot, [0], 1) for slot in range(slots)]
+    for context in contexts:
+        cascade.open(context)
+    return cascade, contexts, Warp([SamplingParams()] * slots, V, torch.device("cpu"))
+
+
+FREE = functools.partial(Fake, "free", seconds=0.01, right=True)
+DEAR = functools.partial(Fake, "dear", seconds=9.0, right=False, instant=False)
+
+
+def test_a_draft_that_was_dropped_is_asked_for_again_and_is_the_same():
+    cascade, contexts, warp = started([FREE, DEAR])
+    for i in range(9):  # both are known
+        cascade.draft(contexts, [3], warp, None)
+        contexts[0].tokens.append((i + 1) % V)
+        cascade.observe([Commit(0, (), block=[0])])
+    asked = cascade.members[1].asked
+    assert asked
+    drafts = set()
+    for _ in range(200):
+        drafts.add(str(cascade.draft(contexts, [3], warp, None).tokens.tolist()))
+        cascade.observe([Commit(0, ())])
+    assert len(drafts) == 1
+    assert cascade.members[1].asked == asked
+
+
+def test_a_sequence_without_budget_teaches_nothing():
+    cascade, contexts, warp = started([DEAR, FREE], 2)
+    for _ in range(30):
+        cascade.draft(contexts, [0, 3], warp, None)
+        for context in contexts:
+            context.tokens.append((context.tokens[-1] + 1) % V)
+        cascade.observe([Commit(slot, (), block=[0]) for slot in (0, 1)])
+    assert cascade._own[0] == {}
+    assert cascade._own[1]
+    assert cascade._idle[0] == [0, 0]
 
 
 def test_one_drafter_is_no_cascade():

@@ -95,6 +95,27 @@ def test_many_tokens_at_once_make_the_same_index(seed, alphabet, sizes):
     check_bulk(seed, alphabet, sizes)
 
 
+@settings(max_examples=60)
+@given(SEEDS, st.integers(1, 5), SIZES)
+def test_an_index_that_keeps_all_is_a_ring_that_is_never_full(seed, alphabet, sizes):
+    text, ring = Occurrences(LENGTHS), Occurrences(LENGTHS, 2048)
+    random = Random(seed)
+    for size in sizes:
+        piece = [random.randrange(alphabet) for _ in range(size)]
+        text.extend(piece)
+        ring.extend(piece)
+        assert text.count == ring.count < text.capacity <= max(64, 2 * text.count)
+        for n in LENGTHS:
+            tail = list(ring.tokens[max(0, ring.count - n) : ring.count])
+            where = [
+                [at for at in index.behind(n, 9999) if index.matched(at, tail, n) == n]
+                for index in (text, ring)
+            ]
+            assert where[0] == where[1]
+            for at in where[0][:5]:
+                assert text.continuation(at, 9) == ring.continuation(at, 9)
+
+
 def test_a_run_that_stood_a_whole_ring_ago_is_not_found_at_the_texts_own_end():
     index = Occurrences((1,), 64)
     index.extend([7, *range(100, 163), 7])

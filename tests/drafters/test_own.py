@@ -115,6 +115,41 @@ def test_the_target_goes_on_behind_the_exit(kind, exit_):
 
 
 @pytest.mark.parametrize("kind", ALL)
+def test_an_exit_keeps_states_where_they_are_taken_up(kind):
+    """A recorded pass is whole, so there the last drafted token need not be fed."""
+    drafter = EarlyExitDrafter(3)
+    target = Seen(decoder(kind))
+    part, fed = target.part, []
+
+    def counted(*args):
+        made = part(*args)
+        forward = made.forward
+
+        def run(tokens, *more, **given):
+            fed.append(tokens.shape[1])
+            return forward(tokens, *more, **given)
+
+        made.forward = run
+        if hasattr(made, "rollout"):
+            rollout = made.rollout
+
+            def roll(*more):
+                fed.extend([1] * (max(more[5]) + more[-1]))
+                return rollout(*more)
+
+            made.rollout = roll
+        return made
+
+    target.part = counted
+    engine = Engine(target, drafter, 2, max_batch=1)
+    run(engine)
+    steps = engine.stats.draft_steps + (engine.stats.drafted_rounds if kind != "graphed" else 0)
+    assert sum(fed) == steps
+    assert bool(target.resumed) == (kind != "graphed")
+    assert drafter.begun == (0.6 if kind != "graphed" else 0.0)
+
+
+@pytest.mark.parametrize("kind", ALL)
 def test_a_pass_that_goes_on_is_the_whole_pass(kind):
     """Logits, and the rows that it leaves in the cache; other states give others."""
     target, ids = decoder(kind), PROMPTS[4]

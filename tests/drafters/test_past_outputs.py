@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
+import warnings
+from contextlib import nullcontext
 from random import Random
 
+import numpy as np
 import pytest
+from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twins_of_text import SEP, Tokens, ends, followed, proposed, started
 
+from outpace.drafters import memory as memory_module
 from outpace.drafters.base import Context
 from outpace.drafters.memory import LENGTHS, Memory
 from outpace.drafters.suffix import SuffixDrafter
@@ -238,7 +244,7 @@ def check_growth(file, kind=Memory) -> None:
             again.serve(V)
             assert newest(again, kept) == everything[:-1][-kept:]
     assert rewritten > 5
-    assert list(file.parent.iterdir()) == [file]
+    assert {path.name for path in file.parent.iterdir()} == {file.name, f"{file.name}.lock"}
 
 
 def test_a_file_that_grows_is_written_anew_and_keeps_the_newest(file):
@@ -314,10 +320,72 @@ def test_what_is_added_waits_for_who_reads():
     assert not waits(serving(), threading.Lock())  # another's lock is none
 
 
+def check_processes(file, monkeypatch) -> None:
+    """Of each process's texts the file has the last ones, whole and in order.
+
+    A lock on a file is of whoever opened it, so threads with a memory each stand for processes.
+    """
+    monkeypatch.setattr(type(file), "replace", slow(type(file).replace))
+    memories = [serving(64, file) for _ in range(3)]
+
+    def write(writer: int) -> None:
+        for i in range(40):
+            memories[writer].add([writer, i, *range(1 + (writer + i) % 9)], 0)
+
+    writers = [threading.Thread(target=write, args=(i,)) for i in range(3)]
+    with warnings.catch_warnings(record=True) as said:
+        for thread in writers:
+            thread.start()
+        for thread in writers:
+            thread.join()
+    assert not said
+    tokens = np.fromfile(file, "<i4", offset=HEADER).tolist()
+    del tokens[: tokens.index(SEP) + 1]  # may be the rest of one
+    seen: dict[int, list[int]] = {i: [] for i in range(3)}
+    while tokens:
+        end = tokens.index(SEP)
+        writer, i, *rest = tokens[:end]
+        assert rest == list(range(1 + (writer + i) % 9))
+        seen[writer].append(i)
+        del tokens[: end + 1]
+    assert any(seen.values())
+    for numbers in seen.values():
+        assert numbers == list(range(40))[40 - len(numbers) :]
+
+
+def slow(replace):
+    def replaced(*args):
+        time.sleep(0.01)
+        return replace(*args)
+
+    return replaced
+
+
+def test_processes_that_keep_theirs_in_one_file_take_turns(file, monkeypatch):
+    check_processes(file, monkeypatch)
+
+
+def test_processes_that_take_no_turns_are_found_out(file, monkeypatch):
+    monkeypatch.setattr(memory_module, "_turn", nullcontext)
+    with pytest.raises((AssertionError, ValueError)):
+        check_processes(file, monkeypatch)
+
+
+def test_a_file_that_another_process_does_not_let_go_is_given_up(file, monkeypatch):
+    monkeypatch.setattr(memory_module, "_PATIENCE", 0.05)
+    first = serving(file=file)
+    with FileLock(f"{file}.lock"):
+        with pytest.raises(OptionError, match=r"cannot be kept in .*lock"):
+            serving(file=file)
+        with pytest.warns(RuntimeWarning, match=r"no longer kept in .*lock"):
+            first.add(OUTPUTS[0], 0)
+
+
 def test_a_full_disk_costs_the_file_and_no_request(file):
     first = serving(file=file)
-    first._file = type(file)("/dev/full")
-    with pytest.warns(RuntimeWarning, match="no longer kept in /dev/full"):
+    first._file = file.with_name("full")
+    first._file.symlink_to("/dev/full")
+    with pytest.warns(RuntimeWarning, match="no longer kept in .*full"):
         first.add(OUTPUTS[0], 0)
     first.add(OUTPUTS[1], 0)
     assert [t for t in held(first) if t != SEP] == [*OUTPUTS[0], *OUTPUTS[1]]

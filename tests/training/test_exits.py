@@ -68,7 +68,7 @@ def test_what_cannot_be_trained_is_refused(target, pair, options, message):
         trained(target, pair, **options)
 
 
-def test_the_command_writes_what_early_exit_takes(pair, tmp_path, capsys, refused):
+def test_the_command_writes_what_early_exit_takes(pair, tmp_path, capsys, refused, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("for i in range(3):\n    print(i)\n" * 400)
     model = ["--model", str(pair / "target")]
@@ -83,4 +83,5 @@ def test_the_command_writes_what_early_exit_takes(pair, tmp_path, capsys, refuse
     refused(["train", "exit", "--layers", "5", *arguments], "leaves nothing to verify with")
     (tmp_path / "short.txt").write_text("x")
     short = [*model, "--file", str(tmp_path / "short.txt"), "--out", str(tmp_path / "b")]
+    monkeypatch.setattr("outpace.assembly.load_model", None)  # before any weight is read
     refused(["train", "exit", "--layers", "1", *short], "too few for 8 windows of 256")

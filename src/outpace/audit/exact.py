@@ -343,6 +343,10 @@ def _judged(engine: Engine, draft: Draft) -> Tensor:
 def _stacked(tree: Tree, found: Sequence[tuple[_Leaf, Draft, int, Tensor]]) -> Drafted:
     n = len(tree)
     q = [d.law.q[b, :n] for _, d, b, _ in found if isinstance(d.law, Rows)]
+    if len(q) not in (0, len(found)):
+        raise OptionError(
+            "drafts of one shape are drawn by turns from rows and not drawn: audit by samples"
+        )
     return Drafted(
         torch.tensor([leaf.probability for leaf, *_ in found], dtype=torch.float64),
         torch.stack([d.tokens[b, :n] for _, d, b, _ in found]).cpu(),

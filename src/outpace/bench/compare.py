@@ -74,12 +74,15 @@ class Comparison:
         }
 
 
-def expected_speedup(stats: Stats, c: float) -> float:
+def expected_speedup(stats: Stats, c: float, begun: float = 0.0) -> float:
     """Speedup over plain decoding that follows from α_i and c alone.
 
     E[tokens per round] = 1 + α_1 + α_1 α_2 + ..., which is (1 - α^(K+1)) /
     (1 - α) when all α_i are equal (Leviathan et al., 2023, equation 1), over
     K c + 1 (theorem 3.8), with K the mean number of draft steps per round.
+
+    Args:
+        begun: how much of the target's pass the draft has done; see `Drafter`.
     """
     if not stats.drafted_rounds:
         return 1.0
@@ -87,7 +90,7 @@ def expected_speedup(stats: Stats, c: float) -> float:
     for alpha in stats.alpha:
         reach *= alpha
         tokens += reach
-    return tokens / (stats.draft_steps / stats.rounds * c + 1)
+    return tokens / (stats.draft_steps / stats.rounds * c + 1 - begun)
 
 
 def _cost(plain: Stats, fast: Stats) -> float:
@@ -186,7 +189,7 @@ def compare(
         realised=rows[-1].speedup,
         decoding=statistics.median(_pace(plain) / _pace(fast) for plain, fast in pairs),
         cost=cost,
-        predicted=expected_speedup(rows[-1].stats, cost),
+        predicted=expected_speedup(rows[-1].stats, cost, drafter.begun),
         identical=sum(a == b for a, b in zip(tokens[PLAIN], tokens[FAST], strict=True)),
         prompts=len(prompts),
     )

@@ -13,6 +13,7 @@ values: what is found here is a little less than what a drafter will reach.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,9 @@ LONGEST = 8
 
 _LEAST = 0.3
 """Acceptance below which no further layer is left out."""
+
+_MOST_NUMBERS = 2**28
+"""Of the target's laws, which are held while parts are tried: a gibibyte."""
 
 _REPEATS, _STEPS = 9, 3
 
@@ -78,13 +82,15 @@ def choices(
     texts = [text[: target.context_length] for text in texts if len(text) > 1]
     if not texts:
         raise OptionError("there is no text to measure acceptance on: give a longer prompt")
-    laws = [_law(target, text, temperature) for text in texts]
+    size = sum(map(len, texts)) * target.vocab_size
+    every = max(1, math.ceil(size / _MOST_NUMBERS)) if temperature else 1
+    laws = [_law(target, text, temperature, every) for text in texts]
     costs = _Costs(target)
 
     def judge(layers: Sequence[int]) -> float:
         part = target.part(layers)
         rates = [
-            torch.minimum(p, _law(part, text, temperature)).sum(-1)
+            _overlap(p, _law(part, text, temperature, every))
             for p, text in zip(laws, texts, strict=True)
         ]
         return float(torch.cat(rates).mean())
@@ -138,16 +144,21 @@ def _best(alpha: float, cost: float, rest: float, extra: int) -> tuple[int, floa
     return k, speeds[k]
 
 
+def _overlap(p: Tensor, q: Tensor) -> Tensor:
+    """Acceptance rates `[T]` of tokens drawn from one law and judged by the other."""
+    return (p == q).float() if p.dim() == 1 else torch.minimum(p, q).sum(-1)
+
+
 @torch.inference_mode()
-def _law(model: LanguageModel, text: Sequence[int], temperature: float) -> Tensor:
-    """Rows `[T, V]` fp32 behind each token of a text."""
+def _law(model: LanguageModel, text: Sequence[int], temperature: float, every: int) -> Tensor:
+    """Rows `[T, V]` fp32 behind every n-th token of a text; the likeliest tokens `[T]` at 0."""
     cache = model.new_cache(1, len(text))
     positions = torch.arange(len(text)).unsqueeze(0)
     logits = model.forward(torch.tensor([list(text)]), positions, cache, [0]).logits
     assert logits is not None
     if temperature == 0:
-        return torch.nn.functional.one_hot(logits[0].argmax(-1), logits.shape[-1]).float()
-    return (logits[0].float() / temperature).softmax(-1)
+        return logits[0].argmax(-1)
+    return (logits[0, ::every].float() / temperature).softmax(-1)
 
 
 class _Costs:

@@ -16,6 +16,7 @@ from . import common
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..assembly import Assembly
     from ..audit import Report, System
     from ..audit.report import Part, Sampled
     from ..generator import Generator
@@ -107,7 +108,6 @@ def audit(
     from ..audit.statistics import check_false_alarm
     from ..models.loading import inspect_checkpoint
     from ..types import SamplingParams
-    from ..verifiers import make_verifier
 
     cold = sampling["temperature"] == 0
     length = tokens if tokens is not None else 64 if cold else 8
@@ -140,10 +140,9 @@ def audit(
             check_early_exit(early_exit, inspect_checkpoint(model).config)
     elif not ours:
         check_sendable(params)
-    coupled = verifier is not None and make_verifier(verifier).coupled
-    if mode and "exact" in mode and (not ours or coupled):
-        whom = f"the verifier {verifier!r}" if ours else engine
-        raise OptionError(f"--mode exact cannot enumerate {whom}: use --mode sampled")
+    exact = "exact" in (mode or ())
+    if exact and not ours:
+        raise OptionError(f"--mode exact cannot enumerate {engine}: use --mode sampled")
     for package in ("scipy", "matplotlib") if plot else ("scipy",):
         if importlib.util.find_spec(package) is None:
             raise OptionError(f"an audit needs {package}: pip install 'outpace[audit]'")
@@ -157,13 +156,22 @@ def audit(
         name = None
     if ours and (name is None or k == 0):
         raise OptionError("nothing is drafted, so there is nothing to audit: give --drafter and -k")
+
+    def check(assembly: Assembly) -> None:
+        if exact and assembly.verifier.coupled:
+            raise OptionError(
+                f"--mode exact cannot enumerate the verifier {assembly.verifier.name!r}: "
+                "use --mode sampled"
+            )
+        assembly.check(params, texts)
+
     generator = common.load_with_bar(
         model,
         name,
         k,
         dtype,
         device,
-        check=lambda assembly: assembly.check(params, texts),
+        check=check,
         compile=compile,
         quantize=quantize,
         verifier=verifier,

@@ -15,6 +15,8 @@ from . import common
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..assembly import Assembly
+
 app = typer.Typer(no_args_is_help=True, help="Train models.")
 
 
@@ -107,26 +109,29 @@ def exit_adapter(
 
     config = AdapterConfig(layer=layers, steps=steps)
     _check_writable(out)
+    wanted, tokens = config.steps * config.rows * config.length, list[int]()
     if file:
         texts = [common.read_text(str(path), "the text") for path in file]
     else:
         texts = [f.text for f in standard_library(held_out=False)]
+
+    def check(assembly: Assembly) -> None:
+        assembly.check_drafter(EarlyExitDrafter(layers))
+        for text in texts:
+            tokens.extend(assembly.tokenizer.encode(text))
+            if len(tokens) > wanted:
+                break
+        config.windows_of(len(tokens))
+
     generator = common.load_with_bar(
         model,
         None,
         0,
         dtype,
         device,
-        check=lambda assembly: assembly.check_drafter(EarlyExitDrafter(layers)),
+        check=check,
         max_batch=1,
     )
-    assert generator.tokenizer is not None
-    wanted, tokens = config.steps * config.rows * config.length, list[int]()
-    for text in texts:
-        tokens += generator.tokenizer.encode(text)
-        if len(tokens) > wanted:
-            break
-    config.windows_of(len(tokens))
     console = Console(stderr=True)
     with _Bar(console, f"exit behind layer {layers}", steps) as bar:
         target, source = generator.engine.target, inspect_checkpoint(model)

@@ -91,6 +91,7 @@ class Drafter:
         remembers: whether drafts follow from other requests. Their noise may have been
             this one's, by the same seed, so rules whose texts follow from the draft
             would not be exact: it goes with `match` and `coupled`.
+        begun: how much of the target's pass over a draft is done when the draft is.
         requires: what it needs of a target or a machine, in a few words.
     """
 
@@ -104,6 +105,7 @@ class Drafter:
     rule: str = "match"
     instant: bool = True
     remembers: bool = False
+    begun: float = 0.0
     members: Sequence[Drafter] = ()
     """The drafters that it is made of."""
     taken: bool = False

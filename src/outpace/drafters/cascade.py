@@ -154,7 +154,7 @@ class CascadeDrafter(Drafter):
         ]
         parts: list[tuple[Draft, list[int]]] = []
         for i, member in enumerate(self.members):
-            rows = [b for b, (one, _) in enumerate(chosen) if one == i]
+            rows = [b for b, kind in enumerate(chosen) if kind is not None and kind[0] == i]
             others = [c.slot for b, c in enumerate(contexts) if b not in rows]
             if i in instant:
                 member.observe([Commit(slot, ()) for slot in others])
@@ -174,12 +174,16 @@ class CascadeDrafter(Drafter):
             self._spent[i] = self._clock() - began
             parts.append((part, rows))
         for context, kind in zip(contexts, chosen, strict=True):
-            self._taken[context.slot] = kind
             self._lengths[context.slot] = len(context.tokens)
+            self._taken.pop(context.slot, None)
+            if kind is not None:
+                self._taken[context.slot] = kind
         return _merged(parts, len(contexts), warp.device)
 
-    def _choose(self, context: Context, trees: dict[int, Tree], budget: int) -> Kind:
+    def _choose(self, context: Context, trees: dict[int, Tree], budget: int) -> Kind | None:
         """The member for a sequence; who has nothing to propose is not asked."""
+        if not budget:
+            return None
         rates: dict[Kind, float] = {}
         for i, member in enumerate(self.members):
             if i not in trees:
@@ -187,16 +191,14 @@ class CascadeDrafter(Drafter):
             elif length := max(trees[i].depths, default=0):
                 kind = i, length.bit_length()
                 rates[kind] = self._rate(context.slot, kind, length)
-        if not rates or not budget:
-            return 0, 0
+        if not rates:
+            return None
         idle = self._idle[context.slot]
         best = max(rates, key=lambda kind: rates[kind])
         for kind in rates:
             patience = _PATIENCE if rates[kind] >= _PROMISING * rates[best] else 4 * _PATIENCE
             if idle[kind[0]] >= patience:
                 best = kind
-        for i in range(len(idle)):
-            idle[i] = 0 if i == best[0] else idle[i] + 1
         return best
 
     def _rate(self, slot: int, kind: Kind, length: int) -> float:
@@ -219,6 +221,8 @@ class CascadeDrafter(Drafter):
                 emitted = len(self._contexts[commit.slot].tokens) - self._lengths[commit.slot]
                 for means in (self._own[commit.slot], self._emitted):
                     means.setdefault(kind, _Mean()).add(emitted)
+                idle = self._idle[commit.slot]
+                idle[:] = [0 if i == kind[0] else rounds + 1 for i, rounds in enumerate(idle)]
         for member in self.members:
             member.observe(
                 [replace(c, features=self._features(member, c.features)) for c in commits]

@@ -3,7 +3,8 @@
 Elhoushi et al., "LayerSkip: enabling early exit inference and self-speculative
 decoding", 2024, section 4.3. Drafting leaves the first layers' keys and values in the
 target's cache and keeps their states, so the target's pass over the draft begins
-behind them, and no layer runs twice for a token. (A recorded CUDA pass is whole.)
+behind them, and no layer runs twice for a token. (Recorded CUDA passes are whole: there
+the layers that draft cost what those of any drafter do.)
 
 How much is accepted depends on whether the target was trained to exit early.
 Where it was not, an adapter may help: a small layer behind the exit, in a folder
@@ -40,7 +41,6 @@ class EarlyExitDrafter(OwnDrafter):
 
     requires = "Llama family"
     k = 2
-    keeps_states = True
 
     def __init__(self, layers: int, adapter: str | None = None) -> None:
         check_whole_number("layers", layers, 1, "that draft")
@@ -71,7 +71,9 @@ class EarlyExitDrafter(OwnDrafter):
         whole = layered(target, self.name)
         self._check(whole.layers, whole.hidden_size)
         self.model = whole.part(range(self._exit), self._adapter)
-        self._model_taps = (self._exit - 1,)
+        if whole.resumes:
+            self.keeps_states, self.begun = True, self._exit / whole.layers
+            self._model_taps = (self._exit - 1,)
         self._share(whole, cache)
 
     def draft(
@@ -81,6 +83,8 @@ class EarlyExitDrafter(OwnDrafter):
         warp: Warp,
         noise: DraftNoise | None,
     ) -> Draft:
+        if not self.keeps_states:
+            return super().draft(contexts, budgets, warp, noise)
         # Who drafts nothing runs along, so that its pass has begun, too.
         some = [max(1, budget) for budget in budgets]
         draft = super().draft(contexts, some, warp, noise)

@@ -4,7 +4,9 @@ On disk they are a header and the tokens one after the other, 4 bytes each, with
 separator behind every text. Each text is appended when it is complete, so that a
 crash loses what runs at that moment and nothing else; a text that a torn write left
 is cut off when the file is opened. At twice its capacity the file is written anew.
-A file that cannot be written any more is given up with a warning.
+A file that cannot be written any more is given up with a warning. Processes that
+keep theirs in one file take turns by a lock beside it, FILE.lock; each reads what
+the others wrote when it starts.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 
 from ..errors import OptionError
 from ..types import check_whole_number
@@ -24,6 +27,9 @@ from .occurrences import SEPARATOR, Occurrences
 
 LENGTHS = (12, 6, 3, 1)
 """Of the runs that are indexed."""
+
+_PATIENCE = 10
+"""Seconds that another process may use the file for."""
 
 _MAGIC = b"outpace-outputs1"
 _HEADER = struct.Struct("<16sI")  # and the vocabulary that its tokens are of
@@ -63,7 +69,7 @@ class Memory:
         with self.lock:
             first = self._vocab_size is None
             if first and self._file is not None:
-                self._read(self._file, vocab_size)
+                self._open(self._file, vocab_size)
             if not first and self._vocab_size != vocab_size:
                 raise OptionError(
                     f"this memory holds outputs of a vocabulary of {self._vocab_size} tokens, the "
@@ -80,10 +86,11 @@ class Memory:
             self.past.extend(text)
             if self._file is not None and self._vocab_size is not None:
                 try:
-                    self._append(self._file, self._vocab_size, text)
+                    with _turn(self._file):
+                        self._append(self._file, self._vocab_size, text)
                 except OSError as error:
                     warnings.warn(
-                        f"past outputs are no longer kept in {self._file} ({error.strerror})",
+                        f"past outputs are no longer kept in {self._file} ({_why(error)})",
                         RuntimeWarning,
                         stacklevel=2,
                     )
@@ -116,7 +123,7 @@ class Memory:
             place = next(p for p in (file, *file.absolute().parents) if p.exists())
         except OSError as error:
             raise OptionError(
-                f"past outputs cannot be kept in {file} ({error.strerror}): check the path"
+                f"past outputs cannot be kept in {file} ({_why(error)}): check the path"
             ) from error
         if not os.access(place, os.W_OK) or (place != file and not place.is_dir()):
             raise OptionError(
@@ -129,10 +136,19 @@ class Memory:
             raise OptionError(f"{file} is no file of past outputs: give another name")
         return int(_HEADER.unpack(header)[1])
 
+    def _open(self, file: Path, vocab_size: int) -> None:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with _turn(file):
+                self._read(file, vocab_size)
+        except OSError as error:
+            raise OptionError(
+                f"past outputs cannot be kept in {file} ({_why(error)}): check the path"
+            ) from error
+
     def _read(self, file: Path, vocab_size: int) -> None:
         self.fits(vocab_size)
         if self._check_file(file) is None:
-            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(_HEADER.pack(_MAGIC, vocab_size))
             return
         count = (file.stat().st_size - _HEADER.size) // 4
@@ -153,6 +169,15 @@ class Memory:
         kept = np.fromfile(file, "<i4", offset=size - 4 * self.past.capacity)
         aside.write_bytes(_HEADER.pack(_MAGIC, vocab_size) + kept.tobytes())
         aside.replace(file)
+
+
+def _turn(file: Path) -> FileLock:
+    """While it is held, no other process reads the file or writes to it."""
+    return FileLock(f"{file}.lock", timeout=_PATIENCE)
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
 def _begin(file: Path) -> bytes:

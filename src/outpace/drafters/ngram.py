@@ -11,8 +11,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..errors import OptionError
-from ..models.base import LanguageModel
-from ..models.cache import SlotCache
 from ..trees import merged
 from ..types import Tree, check_whole_number
 from .base import CertainDrafter, Context
@@ -41,14 +39,10 @@ class NgramDrafter(CertainDrafter):
                 raise OptionError(f"{name} must be at most {most}, not {value}")
         self.proposes_trees = branches > 1
         self._lengths, self._branches = range(longest, 0, -1), branches
-        self._max_len: int
         self._texts: dict[int, Occurrences] = {}
 
-    def start(self, target: LanguageModel, cache: SlotCache) -> None:
-        self._max_len = cache.max_len
-
     def open(self, context: Context, features: tuple[Tensor, ...] = ()) -> None:
-        self._texts[context.slot] = text = Occurrences(self._lengths, self._max_len)
+        self._texts[context.slot] = text = Occurrences(self._lengths)
         text.extend(context.tokens)
 
     def close(self, slot: int) -> None:

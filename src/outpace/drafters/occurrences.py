@@ -30,11 +30,15 @@ class Occurrences:
 
     Args:
         lengths: of the runs that can be looked up, the longest first.
-        capacity: tokens that are kept; rounded up to a power of two.
+        capacity: tokens that are kept, rounded up to a power of two; None keeps all.
     """
 
-    def __init__(self, lengths: Sequence[int], capacity: int) -> None:
+    def __init__(self, lengths: Sequence[int], capacity: int | None = None) -> None:
         self.lengths = tuple(lengths)
+        self._keeps_all = capacity is None
+        self._clear(capacity or _BULK)
+
+    def _clear(self, capacity: int) -> None:
         self.capacity = 1 << max(6, (capacity - 1).bit_length())
         self.tokens = array("i", [SEPARATOR]) * self.capacity
         self.count = 0  # of all tokens there ever were
@@ -50,6 +54,9 @@ class Occurrences:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens."""
+        if self._keeps_all and self.count + len(tokens) >= self.capacity:
+            tokens = [*self.tokens[: self.count], *tokens]
+            self._clear(len(tokens) + 1)
         if len(tokens) < _BULK:
             for token in tokens:
                 self._append(token)

@@ -78,7 +78,6 @@ class SuffixDrafter(CertainDrafter):
         self.proposes_trees = branching
         self.memory = memory or Memory(capacity, None if file is None else Path(file).expanduser())
         self._nodes, self._factor, self._least = nodes, factor, least
-        self._max_len: int
         self._open: dict[int, tuple[Context, Occurrences]] = {}
 
     def check(self, setting: Setting) -> Sequence[str]:
@@ -86,11 +85,10 @@ class SuffixDrafter(CertainDrafter):
         return ()
 
     def start(self, target: LanguageModel, cache: SlotCache) -> None:
-        self._max_len = cache.max_len
         self.memory.serve(target.vocab_size)
 
     def open(self, context: Context, features: tuple[Tensor, ...] = ()) -> None:
-        text = Occurrences(LENGTHS, self._max_len)
+        text = Occurrences(LENGTHS)
         text.extend(context.tokens)
         self._open[context.slot] = context, text
 

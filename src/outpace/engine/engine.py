@@ -348,7 +348,7 @@ class Engine:
         count = 0 if self.drafter is None else self.drafter.tops
         if not count:
             return None
-        assert scores.logits is not None
+        assert scores.logits is not None  # a second host sync, for who asked
         if count == 1:
             return (scores.top or Top.of(scores.logits)).tokens.unsqueeze(-1).cpu()
         return scores.logits.topk(min(count, scores.logits.shape[-1]), -1).indices.cpu()

@@ -184,6 +184,11 @@ class Layered(LanguageModel, Protocol):
         """Numbers of a row's state between them."""
         ...
 
+    @property
+    def resumes(self) -> bool:
+        """Whether short passes can go on behind layers that have run."""
+        ...
+
     def part(self, layers: Sequence[int], adapter: Adapter | None = None) -> LanguageModel:
         """The model with these of its layers alone, ascending, and an adapter behind them.
 

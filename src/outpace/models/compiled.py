@@ -196,6 +196,10 @@ class CompiledDecoder:
         return self.config.hidden_size
 
     @property
+    def resumes(self) -> bool:
+        return True
+
+    @property
     def weight_bytes(self) -> int:
         """Memory that the parameters take."""
         return sum(t.numel() * t.element_size() for t in (*self._kept, self._embedding))

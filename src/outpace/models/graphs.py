@@ -125,6 +125,10 @@ class GraphedDecoder:
     def hidden_size(self) -> int:
         return self.decoder.hidden_size
 
+    @property
+    def resumes(self) -> bool:
+        return self._record is None
+
     def part(self, layers: Sequence[int], adapter: Adapter | None = None) -> GraphedDecoder:
         return GraphedDecoder(self.decoder.part(layers, adapter), self._record)
 

@@ -128,6 +128,10 @@ class LeanDecoder:
     def hidden_size(self) -> int:
         return self.config.hidden_size
 
+    @property
+    def resumes(self) -> bool:
+        return True
+
     def part(self, layers: Sequence[int], adapter: Adapter | None = None) -> LeanDecoder:
         part = copy.copy(self)
         part._runs = tuple(layers)
