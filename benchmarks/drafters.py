@@ -17,16 +17,18 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from environment import record
 from outpace import SamplingParams, Stats
 from outpace.assembly import Assembly
 from outpace.audit.hf import TransformersSystem, load_causal_lm
 from outpace.bench.loads import LOADS, load_prompts
-from outpace.drafters import CascadeDrafter, Drafter, parse
+from outpace.drafters import CascadeDrafter, Drafter, ModelDrafter, parse
 from outpace.generator import Generator
+from outpace.models.compiled import CompiledDecoder
 from outpace.models.loading import inspect_checkpoint
+from outpace.models.quantize import QUANTIZATIONS
 from pairs import pair_folders
 
 DRAFTERS = (
@@ -40,11 +42,18 @@ DRAFTERS = (
     "skip:5-11",
     "int8",
     "int4",
+    "int8-own-cache",
+    "int4-own-cache",
     "DRAFT",
+    "tli:DRAFT",
+    "slem:DRAFT",
     "suffix+DRAFT",
     "suffix+int4",
 )
-LASTING = {"int8", "int4", "DRAFT"}
+OWN = "-own-cache"
+"""Behind a name: the same matrices draft on a cache of their own, and read the prompt, too."""
+
+LASTING = {"int8", "int4", f"int8{OWN}", f"int4{OWN}", "DRAFT"}
 """What nothing of a run stays in, and takes long to build."""
 
 PEERS: dict[str, dict[str, Any]] = {
@@ -98,6 +107,10 @@ class Bench:
             self._peer = load_causal_lm(inspect_checkpoint(target), model.dtype, model.device)
 
     def _build(self, name: str) -> Drafter:
+        if name.endswith(OWN):
+            target = cast(CompiledDecoder, self._plain.engine.target)
+            how = QUANTIZATIONS[name.removesuffix(OWN)]
+            return ModelDrafter(target.quantized(how, lambda: None), name)
         for word, path in self._paths.items():
             name = name.replace(word, path)
         blueprint = parse(name)

@@ -42,6 +42,7 @@ class Assembly:
 
     Attributes:
         verifier: the rule that it will run by.
+        source: the target's checkpoint.
         remarks: what the vocabulary check found worth showing.
     """
 
@@ -60,6 +61,7 @@ class Assembly:
         quantize: str | None = None,
     ) -> None:
         check_k(k)
+        self._check_free(drafter)
         self._k, self._max_batch = k, check_max_batch(max_batch)
         self._draft = _blueprint(drafter)
         rule = Drafter.rule if self._draft is None else self._draft.rule
@@ -76,13 +78,18 @@ class Assembly:
         choose_dtype(dtype, None, self._device)
         quantization = choose_quantization(quantize)
         check_compile(compile, self._device)
-        self._target = inspect_checkpoint(model)
-        check_runner(self._target, self._device, compile, quantization)
-        self._max_len = check_max_len(max_len, self._target.context_length)
-        self.tokenizer = load_tokenizer(self._target)
-        self._eos = eos_token_ids(self._target, self.tokenizer)
+        self.source = inspect_checkpoint(model)
+        check_runner(self.source, self._device, compile, quantization)
+        self._max_len = check_max_len(max_len, self.source.context_length)
+        self.tokenizer = load_tokenizer(self.source)
+        self._eos = eos_token_ids(self.source, self.tokenizer)
         if self._draft is not None:
             self.remarks += self.check_drafter(self._draft)
+
+    @staticmethod
+    def _check_free(drafter: object) -> None:
+        if isinstance(drafter, Drafter):
+            drafter.check_free()
 
     def check_drafter(self, drafter: Blueprint) -> Sequence[str]:
         """Whether a drafter could draft for this target; remarks worth showing.
@@ -91,7 +98,7 @@ class Assembly:
             OutpaceError: it could not.
         """
         return drafter.check(
-            Setting(self._target, self.tokenizer, self._device, self._compile, self._quantize)
+            Setting(self.source, self.tokenizer, self._device, self._compile, self._quantize)
         )
 
     def check(
@@ -106,7 +113,7 @@ class Assembly:
             OutpaceError: what `Generator.generate` would raise.
         """
         ids, _, many = encode(self.tokenizer, prompts, messages)
-        vocab_size, eos = self._target.vocab_size, params.ends(self._eos)
+        vocab_size, eos = self.source.vocab_size, params.ends(self._eos)
         for index, prompt in enumerate(ids):
             with numbered(index, many):
                 check_request(prompt, params, vocab_size, self._max_len, self.verifier)
@@ -119,8 +126,9 @@ class Assembly:
             CheckpointError, UnsupportedModelError: they cannot be read or run.
             CompilerError: `compile` is True, and the kernels cannot be compiled.
         """
+        self._check_free(self._draft)
         target = load_model(
-            self._target,
+            self.source,
             self._dtype,
             self._device,
             progress,
@@ -180,9 +188,9 @@ def load(
             that were drawn; "block", which accepts somewhat more of them; "match",
             the default for those that were not, whose seeded texts are plain
             decoding's, token by token; "coupled", whose seeded texts depend on
-            the target alone, too, and which accepts more than "match"; "greedy",
-            which takes requests at temperature 0 only; or "typical", which is
-            lossy: its texts are not the target's.
+            the target alone, too, the default for cascades, which accepts more
+            than "match"; "greedy", which takes requests at temperature 0 only; or
+            "typical", which is lossy: its texts are not the target's.
         dtype: "float32", "bfloat16" or "float16"; by default the checkpoint's
             where this machine is fast at it, else float32.
         device: "cpu", "cuda", "cuda:N" or "mps"; by default the best there is.

@@ -14,13 +14,14 @@ from outpace.drafters import (
     Commit,
     Context,
     Drafter,
+    EarlyExitDrafter,
     LookaheadDrafter,
     ModelDrafter,
     NgramDrafter,
     SuffixDrafter,
     certain,
 )
-from outpace.drafters.cascade import _merged
+from outpace.drafters.cascade import Cascade, _merged
 from outpace.engine import Engine
 from outpace.models import MarkovModel
 from outpace.sampling import Warp
@@ -266,6 +267,41 @@ def test_a_sequence_without_budget_teaches_nothing():
     assert cascade._idle[0] == [0, 0]
 
 
+class Wants(NgramDrafter):
+    """Notes how many of the target's likeliest tokens it was shown."""
+
+    def __init__(self, tops):
+        super().__init__(1)
+        self.tops, self.shown = tops, set()
+
+    def observe(self, commits):
+        self.shown |= {None if c.top is None else c.top.shape[1] for c in commits}
+
+
+def test_everybody_is_shown_what_he_wants():
+    members = [Wants(0), Wants(1), Wants(3)]
+    engine = Engine(TARGET, CascadeDrafter(members), 3)
+    engine.submit([1, 2, 1], SamplingParams(max_new_tokens=9, eos_token_ids=()))
+    while engine.busy:
+        engine.step()
+    assert [m.shown - {None} for m in members] == [set(), {1}, {3}]
+
+
+def test_a_part_that_is_taken_leaves_the_others_free():
+    taken, free = NgramDrafter(), NgramDrafter()
+    Engine(TARGET, taken)
+    with pytest.raises(outpace.IncompatibleError, match="given to an engine already"):
+        Engine(TARGET, CascadeDrafter([free, taken]))
+    assert not free.taken
+
+
+def test_parts_are_checked_before_weights_are_read(pair, monkeypatch):
+    monkeypatch.setattr("outpace.assembly.load_model", None)
+    cascade = CascadeDrafter([NgramDrafter(), EarlyExitDrafter(99)])
+    with pytest.raises(outpace.IncompatibleError, match="leaves nothing to verify with"):
+        outpace.load(str(pair / "target"), cascade)
+
+
 def test_one_drafter_is_no_cascade():
     with pytest.raises(outpace.OptionError, match="two drafters at least"):
         CascadeDrafter([NgramDrafter()])
@@ -275,8 +311,9 @@ def test_what_draws_is_not_looked_at_before_it_is_taken():
     class Hasty(ModelDrafter):
         instant = True
 
-    with pytest.raises(outpace.IncompatibleError, match="say that it is not instant"):
-        CascadeDrafter([NgramDrafter(), Hasty(NEAR)])
+    for kind in (Cascade, CascadeDrafter):
+        with pytest.raises(outpace.IncompatibleError, match="say that it is not instant"):
+            kind([NgramDrafter(), Hasty(NEAR)])
 
 
 def test_times_are_learned_in_mixed_batches_too():

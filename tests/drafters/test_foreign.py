@@ -156,6 +156,49 @@ def test_special_tokens_are_those_of_the_same_name():
     assert text.ids == [4, 3, 2, 1, 0, 3]
 
 
+def test_tokens_that_the_draft_has_no_row_for_are_never_fed():
+    """A tokenizer may have more than its model: tokens that were added to it later."""
+    ours = byte_level([*"abc", "<s>", "<e>"], bos_token="<s>", eos_token="<e>")
+    theirs = byte_level([*"cba", "<s>", "<e>"], bos_token="<s>", eos_token="<e>")
+    target, draft = Words(ours, "target"), Words(theirs, "draft", 2)
+    assert Common(target, Words(theirs, "draft")).pairs == [(0, 2), (1, 1), (2, 0), (4, 4)]
+    assert Common(target, draft).pairs == [(1, 1), (2, 0)]
+    assert special_pairs(target, draft) == {}
+    text = translated(target, draft)
+    text.extend([3, 0, 1, 2, 4, 2])
+    assert text.ids == [1, 0, 0]
+    assert draft.split(b"cab") == [0, 1]
+
+
+@pytest.mark.parametrize("way", ["tli", "slem"])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_draft_whose_tokenizer_has_more_tokens_drafts(pair, tmp_path, way, compiled):
+    """Both have a token by this name; the draft has no row for it."""
+    folders = [tmp_path / name for name in ("target", "draft")]
+    for folder, rows in zip(folders, (1, 0), strict=True):
+        shutil.copytree(pair / folder.name, folder)
+        file = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        size = len(file["model"]["vocab"])
+        added = {"id": size, "content": "<|mark|>", "special": True}
+        file["added_tokens"].append(file["added_tokens"][0] | added)
+        (folder / "tokenizer.json").write_text(json.dumps(file), encoding="utf-8")
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps(config | {"vocab_size": size + rows}))
+        weights = load_file(folder / "model.safetensors")
+        for name in {"model.embed_tokens.weight", "lm_head.weight"} & weights.keys():
+            more = torch.cat([weights[name], weights[name][:1]])
+            weights[name] = more[: size + rows].contiguous()
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    marked = ["for <|mark|> i", "<|mark|>"]
+    said = []
+    for drafter in (None, f"{way}:{folders[1]}"):
+        generator = outpace.load(folders[0], drafter, 3 if drafter else 0, compile=compiled)
+        found = generator.generate(marked, max_new_tokens=20, eos_token_ids=())
+        said.append([r.token_ids for r in found])
+    assert said[0] == said[1]
+    assert generator.engine.stats.proposed > 0
+
+
 def test_a_beginning_that_both_mark_is_marked_once(tokenizers):
     """A BOS token in the target's prompt, and the draft's own."""
     both = Words(tokenizers["sentencepiece"], "either")

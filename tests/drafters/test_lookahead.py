@@ -284,6 +284,13 @@ def test_an_option_that_cannot_be_is_refused(name, least):
 # --- in an engine ---------------------------------------------------------------------------
 
 
+def test_k_is_as_deep_as_what_the_target_is_drafted_for():
+    """On a CPU, where less is proposed."""
+    assert Engine(MarkovModel.random(4, 1, 0), LookaheadDrafter()).k == 2
+    assert Engine(MarkovModel.random(4, 1, 0), LookaheadDrafter(6)).k == 5
+    assert Engine(MarkovModel.random(4, 1, 0), LookaheadDrafter(), 7).k == 7
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("sizes", [(5, 7, 7), (3, 1, 1), (4, 12, 2)], ids=str)
 def test_texts_are_those_of_plain_decoding(temperature, sizes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import warnings
@@ -290,8 +291,8 @@ def test_who_reads_sees_whole_texts_while_others_add(file):
     reads = 0
     while any(thread.is_alive() for thread in writers) or reads == 0:
         for first in range(0, 48, 12):
-            with memory.lock:
-                assert memory.past.count == 0 or held(memory)[-1] == SEP
+            with memory.reading() as past:
+                assert past.count == 0 or held(memory)[-1] == SEP
                 behind = continuations(memory, [first + 6], 8)
             reads += 1
             assert all(run == list(range(first + 7, first + 12)) for run in behind)
@@ -316,8 +317,47 @@ def waits(memory: Memory, lock) -> bool:
 
 def test_what_is_added_waits_for_who_reads():
     memory = serving()
-    assert waits(memory, memory.lock)
-    assert not waits(serving(), threading.Lock())  # another's lock is none
+    assert waits(memory, memory.reading())
+    assert not waits(serving(), serving().reading())  # another's is none
+
+
+def test_who_is_interrupted_by_the_end_of_a_text_is_not_stopped(monkeypatch):
+    """A garbage collector may end a stream, and add its text, wherever this thread is."""
+    memory = serving()
+    with memory.reading() as past:
+        memory.add(OUTPUTS[0], 0)
+        assert past.count == 0
+    assert held(memory) == [*OUTPUTS[0], SEP]
+    keep = memory._keep
+
+    def interrupted(text):
+        if len(text) == 6:
+            memory.add(OUTPUTS[2], 0)
+        keep(text)
+
+    monkeypatch.setattr(memory, "_keep", interrupted)
+    memory.add(OUTPUTS[1], 0)
+    assert held(memory) == [*OUTPUTS[0], SEP, *OUTPUTS[1], SEP, *OUTPUTS[2], SEP]
+
+
+def test_a_file_that_was_removed_is_begun_anew(file, monkeypatch):
+    monkeypatch.chdir(file.parent.parent)
+    memory = serving(file=file.relative_to(file.parent.parent))
+    memory.add(OUTPUTS[0], 0)
+    monkeypatch.chdir("/")
+    file.unlink()
+    memory.add(OUTPUTS[1], 0)
+    assert held(serving(file=file)) == [*OUTPUTS[1], SEP]
+
+
+def test_a_lock_that_cannot_be_had_is_refused_at_once(file, monkeypatch):
+    serving(file=file)
+    granted = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: not str(path).endswith(".lock") and granted(path, mode)
+    )
+    with pytest.raises(OptionError, match=r"\.lock is not to be written to"):
+        Memory(256, file)
 
 
 def check_processes(file, monkeypatch) -> None:
@@ -375,7 +415,7 @@ def test_a_file_that_another_process_does_not_let_go_is_given_up(file, monkeypat
     monkeypatch.setattr(memory_module, "_PATIENCE", 0.05)
     first = serving(file=file)
     with FileLock(f"{file}.lock"):
-        with pytest.raises(OptionError, match=r"cannot be kept in .*lock"):
+        with pytest.raises(OptionError, match=r"another process has used .* let it finish"):
             serving(file=file)
         with pytest.warns(RuntimeWarning, match=r"no longer kept in .*lock"):
             first.add(OUTPUTS[0], 0)

@@ -11,8 +11,18 @@ import pytest
 
 import outpace
 from outpace import OptionError
+from outpace.assembly import Assembly
 from outpace.cli.main import run
-from outpace.drafters import BUILT_IN, Drafter, NgramDrafter, entries, parse, registry
+from outpace.drafters import (
+    BUILT_IN,
+    CascadeDrafter,
+    Drafter,
+    NgramDrafter,
+    QuantizedDrafter,
+    entries,
+    parse,
+    registry,
+)
 from outpace.drafters.cascade import Cascade
 
 DOCS = Path(__file__).parents[2] / "docs" / "drafters.md"
@@ -56,6 +66,11 @@ def test_a_folder_comes_behind_a_name_and_before_a_cascade(tmp_path, monkeypatch
         ("suffix:least=2", "least must be in"),
         ("suffix:branching=maybe", "must be true or false"),
         ("suffix:capacity=0", "capacity must be a whole number >= 1"),
+        ("suffix:capacity=99999999999", "at most 2^30"),
+        ("suffix:file=~nobody-of-that-name/x", "is no path"),
+        ("early-exit:1,~nobody-of-that-name/x", "is no path"),
+        ("skip:0-99999999999", "numbers and ranges like '3-5.8'"),
+        ("x" * 300, "there is no drafter"),
         ("recycling:9999", "at most 512"),
         ("lookahead:2", "n must be a whole number >= 3"),
         ("early-exit", "needs layers: write 'early-exit:layers'"),
@@ -109,6 +124,28 @@ def test_models_that_are_not_run_layer_by_layer_have_no_layers_to_spare(tmp_path
     plain = outpace.load(str(tmp_path / "gpt2")).generate("for i", **options)
     fast = outpace.load(str(tmp_path / "gpt2"), "recycling:4").generate("for i", **options)
     assert fast.token_ids == plain.token_ids
+
+
+def test_a_path_that_cannot_be_is_refused():
+    with pytest.raises(outpace.CheckpointError, match="cannot be read"):
+        outpace.load("demo", "~nobody-of-that-name/model")
+
+
+@pytest.mark.parametrize("taken", [lambda: NgramDrafter(), lambda: QuantizedDrafter("int8")])
+def test_a_drafter_in_use_is_refused_and_goes_on(pair, taken, monkeypatch):
+    drafter, target = taken(), str(pair / "target")
+    first = outpace.load(target, drafter)
+    again = Assembly(target, "ngram")
+    held = vars(drafter).copy()
+    monkeypatch.setattr("outpace.assembly.load_model", None)
+    for given in (drafter, CascadeDrafter([NgramDrafter(), drafter])):
+        with pytest.raises(outpace.IncompatibleError, match="make one for each"):
+            outpace.load(target, given)
+    again._draft = drafter  # taken while it was being assembled
+    with pytest.raises(outpace.IncompatibleError, match="make one for each"):
+        again.load()
+    assert vars(drafter) == held
+    assert len(first.generate("for i", max_new_tokens=5, eos_token_ids=()).token_ids) == 5
 
 
 def test_every_drafter_has_one_line(capsys):

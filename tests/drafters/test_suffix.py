@@ -272,11 +272,11 @@ def test_a_draft_waits_for_who_adds_to_the_memory():
     context, found = Context(0, [1], 1), []
     drafter.open(context)
     thread = threading.Thread(target=lambda: found.append(proposed(drafter, context, 2)[0]))
-    with drafter.memory.lock:
+    with drafter.memory.reading() as past:
         thread.start()
         thread.join(0.05)
         assert not found
-        drafter.memory.past.extend([1, 2, 3, SEP])
+        past.extend([1, 2, 3, SEP])
     thread.join()
     assert found == [[2, 3]]
 

@@ -268,6 +268,22 @@ def _doubt(engine: Engine) -> float:
     return max(float(model.doubt(*rows)) for model in models if model is not None)
 
 
+def check_rule(verifier: Verifier, params: SamplingParams) -> None:
+    """Whether a rule's rounds can be enumerated for such requests.
+
+    Raises:
+        OptionError: they cannot, and why.
+    """
+    if params.greedy:
+        raise OptionError("at temperature 0 there is nothing to enumerate: audit greedy texts")
+    if params.constraint_fields:
+        raise OptionError("texts under a constraint end where it says: audit them by samples")
+    if verifier.coupled:
+        raise OptionError(
+            f"the verifier {verifier.name!r} draws with one number per token: audit it by samples"
+        )
+
+
 def check_enumerable(engine: Engine, params: SamplingParams) -> None:
     """Whether rounds of this engine can be enumerated.
 
@@ -276,12 +292,9 @@ def check_enumerable(engine: Engine, params: SamplingParams) -> None:
     """
     if engine.busy:
         raise OptionError("the engine is busy: audit it when its requests have ended")
-    if params.greedy:
-        raise OptionError("at temperature 0 there is nothing to enumerate: audit greedy texts")
     if engine.drafter is None:
         raise OptionError("there is no drafter: plain decoding is what others are compared with")
-    if params.constraint_fields:
-        raise OptionError("texts under a constraint end where it says: audit them by samples")
+    check_rule(engine.verifier, params)
     if _doubt(engine) and engine.target.dtype in (torch.float16, torch.bfloat16):
         raise OptionError(
             "rows of this runner round by their company, in half precision by more than is to be "
@@ -291,11 +304,6 @@ def check_enumerable(engine: Engine, params: SamplingParams) -> None:
         raise OptionError(
             "rows of this runner round by their company, and the boundaries of top_p and min_p "
             "with them: use top_k alone, or audit by samples"
-        )
-    if engine.verifier.coupled:
-        raise OptionError(
-            f"the verifier {engine.verifier.name!r} draws with one number per token: "
-            "audit it by samples"
         )
 
 

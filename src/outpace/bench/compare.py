@@ -90,6 +90,7 @@ def expected_speedup(stats: Stats, c: float, begun: float = 0.0) -> float:
     for alpha in stats.alpha:
         reach *= alpha
         tokens += reach
+    begun *= stats.drafted_rounds / stats.rounds
     return tokens / (stats.draft_steps / stats.rounds * c + 1 - begun)
 
 

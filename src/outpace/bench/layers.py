@@ -107,8 +107,9 @@ def choices(
     for exit_ in range(1, count):
         part = target.part(range(exit_))
         cost = costs.step(part)
-        # The last drafted token is fed, too, so that the target's pass can go on behind it.
-        k, speedup = _best(alpha := judge(range(exit_)), cost, costs.rest(exit_), 1)
+        # The last drafted token is fed, too, where the target's pass can go on behind it.
+        rest, extra = (costs.rest(exit_), 1) if target.resumes else (1.0, 0)
+        k, speedup = _best(alpha := judge(range(exit_)), cost, rest, extra)
         found.append(Choice(f"early-exit:{exit_}", exit_, alpha, cost, k, speedup))
         advance()
     kept = list(range(count))

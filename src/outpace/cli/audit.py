@@ -100,6 +100,7 @@ def audit(
     from ..audit import audit as run
     from ..audit import scorers
     from ..audit.endpoint import check_sendable
+    from ..audit.exact import check_rule
     from ..audit.hf import check_early_exit, generate_options
     from ..audit.plot import check_path
     from ..audit.plot import plot as draw
@@ -158,11 +159,8 @@ def audit(
         raise OptionError("nothing is drafted, so there is nothing to audit: give --drafter and -k")
 
     def check(assembly: Assembly) -> None:
-        if exact and assembly.verifier.coupled:
-            raise OptionError(
-                f"--mode exact cannot enumerate the verifier {assembly.verifier.name!r}: "
-                "use --mode sampled"
-            )
+        if exact:
+            check_rule(assembly.verifier, params)
         assembly.check(params, texts)
 
     generator = common.load_with_bar(
@@ -221,6 +219,14 @@ def _check_engine(engine: str, drafter: str | None, given: Set[str]) -> None:
         raise OptionError(f"{assistance[0]} goes with --engine transformers")
     if len(assistance) > 1 or (assistance and drafter not in (None, "none")):
         raise OptionError("--drafter, --prompt-lookup and --early-exit exclude each other")
+    if engine == "transformers" and drafter not in (None, "none"):
+        from ..drafters import Checkpoint, parse
+
+        if type(parse(drafter)) is not Checkpoint:
+            raise OptionError(
+                f"transformers drafts with a model, not with {drafter!r}: give its folder or hub "
+                "id, or --prompt-lookup or --early-exit"
+            )
     if "--verifier" in given and engine != "outpace":
         raise OptionError(f"--verifier is a rule of outpace, {engine} has its own: leave it out")
     if "-k" in given and (url or "--prompt-lookup" in given):

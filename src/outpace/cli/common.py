@@ -47,7 +47,7 @@ VerifierName = Annotated[
     typer.Option(
         "--verifier",
         help="Rule for sampled requests: token, block, match, coupled, greedy; typical is lossy. "
-        "By default token, or match for drafts that are not drawn.",
+        "By default token, match for drafts that are not drawn, coupled for cascades.",
     ),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")]

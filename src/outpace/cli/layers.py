@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import OptionError
+from ..types import SamplingParams
 from . import common
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def layers(
     from ..bench.layers import choices
     from ..drafters import EarlyExitDrafter
 
-    if temperature < 0:
-        raise OptionError("--temperature must be 0 or more")
+    SamplingParams(temperature=temperature)
     texts = common.prompts_of(prompt_file, prompts)
     generator = common.load_with_bar(
         model,

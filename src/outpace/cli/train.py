@@ -121,7 +121,7 @@ def exit_adapter(
             tokens.extend(assembly.tokenizer.encode(text))
             if len(tokens) > wanted:
                 break
-        config.windows_of(len(tokens))
+        config.windows_of(len(tokens), assembly.source.context_length)
 
     generator = common.load_with_bar(
         model,

@@ -1,7 +1,7 @@
 """Drafters, one file each, behind one contract."""
 
 from .base import Commit, Context, Drafter, certain
-from .blueprint import Blueprint, Setting
+from .blueprint import Blueprint, Checkpoint, Setting
 from .cascade import CascadeDrafter
 from .early_exit import EarlyExitDrafter
 from .foreign import SLEMDrafter, TLIDrafter
@@ -19,6 +19,7 @@ __all__ = [
     "BUILT_IN",
     "Blueprint",
     "CascadeDrafter",
+    "Checkpoint",
     "Commit",
     "Context",
     "Drafter",

@@ -91,7 +91,7 @@ class Drafter:
         remembers: whether drafts follow from other requests. Their noise may have been
             this one's, by the same seed, so rules whose texts follow from the draft
             would not be exact: it goes with `match` and `coupled`.
-        begun: how much of the target's pass over a draft is done when the draft is.
+        begun: the share of the target's layers that have run over a draft when it is done.
         requires: what it needs of a target or a machine, in a few words.
     """
 
@@ -111,16 +111,26 @@ class Drafter:
     taken: bool = False
     """Whether an engine has it."""
 
-    def take(self) -> None:
-        """Called by the engine that will use it: one, once, as it keeps what is that engine's.
+    def check_free(self) -> None:
+        """Whether no engine has it, or a part of it: it keeps what is that engine's.
 
         Raises:
-            IncompatibleError: another has it, or a part of it.
+            IncompatibleError: one has.
         """
         if self.taken:
             raise IncompatibleError(
                 f"the drafter {self.name!r} has been given to an engine already: make one for each"
             )
+        for member in self.members:
+            member.check_free()
+
+    def take(self) -> None:
+        """Called by the engine that will use it, once.
+
+        Raises:
+            IncompatibleError: another has it, or a part of it.
+        """
+        self.check_free()
         for member in self.members:
             member.take()
         self.taken = True

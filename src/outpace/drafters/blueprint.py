@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from ..errors import VocabularyMismatchError
+from ..errors import OptionError, VocabularyMismatchError, first_line
 from ..models.base import LanguageModel
 from ..models.loading import (
     Compile,
@@ -41,6 +41,18 @@ class Setting:
     quantize: str | None = None
 
 
+def path_of(text: str) -> Path:
+    """A path as it was typed, with ~ for a home.
+
+    Raises:
+        OptionError: there is no such home.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise OptionError(f"{text} is no path ({first_line(error)}): check it") from error
+
+
 class Blueprint(Protocol):
     """A drafter to be, of which all is known but weights. Every drafter is its own."""
 
@@ -49,6 +61,7 @@ class Blueprint(Protocol):
     proposes_trees: bool
     k: int
     rule: str
+    instant: bool
     remembers: bool
 
     def check(self, setting: Setting) -> Sequence[str]:
@@ -75,6 +88,7 @@ class Checkpoint:
     proposes_trees = ModelDrafter.proposes_trees
     k = ModelDrafter.k
     rule = ModelDrafter.rule
+    instant = ModelDrafter.instant
     remembers = ModelDrafter.remembers
 
     def __init__(self, path: str | Path) -> None:

@@ -97,16 +97,18 @@ class CascadeDrafter(Drafter):
         self._idle: dict[int, list[int]] = {}  # rounds since a member was taken
         self._begun = 0.0
         self._spent: dict[int, float] = {}  # seconds of a member's draft in this round
-        drawn = [m.name for m in members if m.instant and Rows in m.laws]
-        if drawn:
-            raise IncompatibleError(
-                f"{drawn[0]!r} draws tokens, and a cascade would look at them before it takes "
-                "them: say that it is not instant"
-            )
+
+    def check(self, setting: Setting) -> Sequence[str]:
+        return _remarks(self.members, setting)
+
+    def build(self, target: LanguageModel, progress: Progress) -> Drafter:
+        self.members = tuple(member.build(target, progress) for member in self.members)
+        return self
 
     def start(self, target: LanguageModel, cache: SlotCache) -> None:
         for member in self.members:
             member.start(target, cache)
+        self.k = max(member.k for member in self.members)
 
     def open(self, context: Context, features: tuple[Tensor, ...] = ()) -> None:
         for member in self.members:
@@ -225,8 +227,16 @@ class CascadeDrafter(Drafter):
                 idle[:] = [0 if i == kind[0] else rounds + 1 for i, rounds in enumerate(idle)]
         for member in self.members:
             member.observe(
-                [replace(c, features=self._features(member, c.features)) for c in commits]
+                [
+                    replace(c, features=self._features(member, c.features), top=_top(member, c))
+                    for c in commits
+                ]
             )
+
+
+def _top(member: Drafter, commit: Commit) -> Tensor | None:
+    """Of the target's likeliest tokens as many as a member wants."""
+    return None if commit.top is None or not member.tops else commit.top[:, : member.tops]
 
 
 def _rows_of(draft: Draft, rows: Sequence[int]) -> Draft:
@@ -266,6 +276,12 @@ def _together(
     """Name, laws, whether there are trees, and K of all."""
     if len(members) < 2:
         raise OptionError("a cascade needs two drafters at least: write A+B")
+    drawn = [m.name for m in members if m.instant and Rows in m.laws]
+    if drawn:
+        raise IncompatibleError(
+            f"{drawn[0]!r} draws tokens, and a cascade would look at them before it takes them: "
+            "say that it is not instant"
+        )
     laws = dict.fromkeys(law for m in members for law in m.laws)
     return (
         "+".join(m.name for m in members),
@@ -275,10 +291,15 @@ def _together(
     )
 
 
+def _remarks(members: Sequence[Blueprint], setting: Setting) -> list[str]:
+    return [remark for member in members for remark in member.check(setting)]
+
+
 class Cascade:
     """A cascade to be; see `Blueprint`."""
 
     rule = CascadeDrafter.rule
+    instant = CascadeDrafter.instant
     remembers = CascadeDrafter.remembers
 
     def __init__(self, members: Sequence[Blueprint]) -> None:
@@ -286,7 +307,7 @@ class Cascade:
         self.name, self.laws, self.proposes_trees, self.k = _together(members)
 
     def check(self, setting: Setting) -> Sequence[str]:
-        return [remark for member in self._members for remark in member.check(setting)]
+        return _remarks(self._members, setting)
 
     def build(self, target: LanguageModel, progress: Progress) -> Drafter:
         return CascadeDrafter([member.build(target, progress) for member in self._members])

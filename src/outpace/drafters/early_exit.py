@@ -27,7 +27,7 @@ from ..sampling import DraftNoise, Warp
 from ..trees import chain
 from ..types import Draft, Resume, check_whole_number
 from .base import Context
-from .blueprint import Setting
+from .blueprint import Setting, path_of
 from .own import OwnDrafter, check_layered, layered
 
 
@@ -46,7 +46,7 @@ class EarlyExitDrafter(OwnDrafter):
         check_whole_number("layers", layers, 1, "that draft")
         super().__init__(f"early exit behind layer {layers}")
         self._exit = layers
-        self._folder = None if adapter is None else Path(adapter).expanduser()
+        self._folder = None if adapter is None else path_of(adapter)
         self._adapter = None if self._folder is None else read_adapter(self._folder)
 
     def check(self, setting: Setting) -> Sequence[str]:

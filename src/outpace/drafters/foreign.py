@@ -189,7 +189,7 @@ class ForeignCheckpoint(Checkpoint):
     def check(self, setting: Setting) -> Sequence[str]:
         self._find(setting)
         self._target = Words(setting.tokenizer, "target")
-        self._draft = Words(load_tokenizer(self._source), "draft")
+        self._draft = Words(load_tokenizer(self._source), "draft", self._source.vocab_size)
         return self._remarks()
 
     def _remarks(self) -> Sequence[str]:

@@ -57,23 +57,25 @@ class LookaheadDrafter(CertainDrafter):
         self, n: int | None = None, window: int | None = None, guesses: int | None = None
     ) -> None:
         self._given = n, window, guesses
-        n, window, guesses = self._sizes = self._filled(_LARGE)
+        n, window, guesses = self._fill(_LARGE)
         check_whole_number("n", n, 3, "tokens of an n-gram")
         check_whole_number("window", window, 1, "columns of guesses")
         check_whole_number("guesses", guesses, 1, "n-grams per round")
         if (rows := (n - 1) * (window + guesses)) > MOST_NODES:
             raise OptionError(f"{rows} rows are more than a pass takes: at most {MOST_NODES}")
-        self.k = max(n - 1, window + n - 3)  # as deep as the n-grams and the window are
         self._states: dict[int, _State] = {}
 
-    def _filled(self, default: tuple[int, int, int]) -> tuple[int, int, int]:
+    def _fill(self, default: tuple[int, int, int]) -> tuple[int, int, int]:
+        """The sizes, what is not given being this."""
         n, window, guesses = (
             d if x is None else x for x, d in zip(self._given, default, strict=True)
         )
-        return n, window, guesses
+        self.k = max(n - 1, window + n - 3)  # as deep as the n-grams and the window are
+        self._sizes = n, window, guesses
+        return self._sizes
 
     def start(self, target: LanguageModel, cache: SlotCache) -> None:
-        self._sizes = self._filled(_SMALL if target.device.type == "cpu" else _LARGE)
+        self._fill(_SMALL if target.device.type == "cpu" else _LARGE)
 
     def open(self, context: Context, features: tuple[Tensor, ...] = ()) -> None:
         self._states[context.slot] = _State(context, *self._sizes)

@@ -15,11 +15,13 @@ import os
 import struct
 import threading
 import warnings
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from ..errors import OptionError
 from ..types import check_whole_number
@@ -31,6 +33,9 @@ LENGTHS = (12, 6, 3, 1)
 _PATIENCE = 10
 """Seconds that another process may use the file for."""
 
+_MOST = 2**30
+"""Positions are numbers of 32 bits, and so many tokens take 36 GiB."""
+
 _MAGIC = b"outpace-outputs1"
 _HEADER = struct.Struct("<16sI")  # and the vocabulary that its tokens are of
 
@@ -38,7 +43,7 @@ _HEADER = struct.Struct("<16sI")  # and the vocabulary that its tokens are of
 class Memory:
     """The last outputs, and where runs of tokens stand in them.
 
-    One memory may serve several engines in several threads: hold `lock` while you read.
+    One memory may serve several engines in several threads: look at it within `reading`.
 
     Args:
         capacity: tokens; the oldest are forgotten.
@@ -53,9 +58,13 @@ class Memory:
 
     def __init__(self, capacity: int = 2**20, file: Path | None = None) -> None:
         check_whole_number("capacity", capacity, 1, "tokens of past outputs")
+        if capacity > _MOST:
+            raise OptionError(f"capacity must be at most 2^30 tokens, not {capacity}")
         self.past = Occurrences(LENGTHS, capacity)
-        self.lock = threading.Lock()
-        self._file = file
+        self._lock = threading.RLock()
+        self._held = False
+        self._new: deque[list[int]] = deque()  # that wait for the lock
+        self._file = file = None if file is None else file.absolute()
         self._vocab_size: int | None = None
         if file is not None:
             self._check_file(file)
@@ -66,39 +75,60 @@ class Memory:
         Raises:
             OptionError: it holds outputs of another vocabulary.
         """
-        with self.lock:
-            first = self._vocab_size is None
-            if first and self._file is not None:
+        with self.reading():
+            self.fits(vocab_size)
+            if self._vocab_size is None and self._file is not None:
                 self._open(self._file, vocab_size)
-            if not first and self._vocab_size != vocab_size:
-                raise OptionError(
-                    f"this memory holds outputs of a vocabulary of {self._vocab_size} tokens, the "
-                    f"target has {vocab_size}: give every vocabulary a memory of its own"
-                )
             self._vocab_size = vocab_size
 
     def add(self, tokens: Sequence[int], prompt_length: int) -> None:
         """Remember the output of a request, and the end of the prompt that it answers."""
         if len(tokens) == prompt_length:
             return
-        text = [*tokens[max(0, prompt_length - LENGTHS[0]) :], SEPARATOR]
-        with self.lock:
-            self.past.extend(text)
-            if self._file is not None and self._vocab_size is not None:
-                try:
-                    with _turn(self._file):
-                        self._append(self._file, self._vocab_size, text)
-                except OSError as error:
-                    warnings.warn(
-                        f"past outputs are no longer kept in {self._file} ({_why(error)})",
-                        RuntimeWarning,
-                        stacklevel=2,
-                    )
-                    self._file = None
+        self._new.append([*tokens[max(0, prompt_length - LENGTHS[0]) :], SEPARATOR])
+        with self._lock:
+            if not self._held:  # else a garbage collector called while this thread holds it
+                self._take_in()
+
+    @contextmanager
+    def reading(self) -> Iterator[Occurrences]:
+        """The index of what is remembered, which nobody else reads or changes meanwhile."""
+        with self._lock:
+            self._held = True
+            try:
+                yield self.past
+            finally:
+                self._held = False
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """Add what waits, this thread holding the lock."""
+        self._held = True
+        try:
+            while self._new:
+                text = self._new.popleft()
+                self.past.extend(text)
+                self._keep(text)
+        finally:
+            self._held = False
+
+    def _keep(self, text: Sequence[int]) -> None:
+        if self._file is None or self._vocab_size is None:
+            return
+        try:
+            with _turn(self._file):
+                self._append(self._file, self._vocab_size, text)
+        except OSError as error:
+            warnings.warn(
+                f"past outputs are no longer kept in {self._file} ({_why(error)})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self._file = None
 
     def forget(self) -> None:
         """Forget all that is held; a file keeps it."""
-        with self.lock:
+        with self.reading():
             self.past = Occurrences(LENGTHS, self.past.capacity)
 
     # --- on disk ----------------------------------------------------------------
@@ -107,8 +137,13 @@ class Memory:
         """Whether outputs of a vocabulary can be kept in it.
 
         Raises:
-            OptionError: its file holds outputs of another.
+            OptionError: it holds outputs of another, or its file does.
         """
+        if self._vocab_size not in (None, vocab_size):
+            raise OptionError(
+                f"this memory holds outputs of a vocabulary of {self._vocab_size} tokens, the "
+                f"target has {vocab_size}: give every vocabulary a memory of its own"
+            )
         held = None if self._file is None else self._check_file(self._file)
         if held is not None and held != vocab_size:
             raise OptionError(
@@ -120,16 +155,15 @@ class Memory:
         """The vocabulary of a file; None if there is none yet, and one can be made."""
         try:
             header = _begin(file) if file.exists() else b""
-            place = next(p for p in (file, *file.absolute().parents) if p.exists())
+            for path in (file, Path(_lock_of(file))):
+                place = next(p for p in (path, *path.parents) if p.exists())
+                if not os.access(place, os.W_OK) or (place != path and not place.is_dir()):
+                    raise OptionError(
+                        f"past outputs cannot be kept in {file} ({place} is not to be written "
+                        "to): check the path"
+                    )
         except OSError as error:
-            raise OptionError(
-                f"past outputs cannot be kept in {file} ({_why(error)}): check the path"
-            ) from error
-        if not os.access(place, os.W_OK) or (place != file and not place.is_dir()):
-            raise OptionError(
-                f"past outputs cannot be kept in {file} ({place} is not to be written to): check "
-                "the path"
-            )
+            raise _useless(file, error) from error
         if not header:
             return None
         if len(header) < _HEADER.size or not header.startswith(_MAGIC):
@@ -141,13 +175,15 @@ class Memory:
             file.parent.mkdir(parents=True, exist_ok=True)
             with _turn(file):
                 self._read(file, vocab_size)
-        except OSError as error:
+        except Timeout as error:
             raise OptionError(
-                f"past outputs cannot be kept in {file} ({_why(error)}): check the path"
+                f"another process has used {file} for {_PATIENCE} s: let it finish, or give "
+                "another name"
             ) from error
+        except OSError as error:
+            raise _useless(file, error) from error
 
     def _read(self, file: Path, vocab_size: int) -> None:
-        self.fits(vocab_size)
         if self._check_file(file) is None:
             file.write_bytes(_HEADER.pack(_MAGIC, vocab_size))
             return
@@ -161,6 +197,8 @@ class Memory:
 
     def _append(self, file: Path, vocab_size: int, text: Sequence[int]) -> None:
         with file.open("ab") as f:
+            if f.tell() == 0:  # it has been removed
+                f.write(_HEADER.pack(_MAGIC, vocab_size))
             f.write(np.asarray(text, "<i4").tobytes())
             size = f.tell()
         if size <= _HEADER.size + 8 * self.past.capacity:
@@ -173,7 +211,15 @@ class Memory:
 
 def _turn(file: Path) -> FileLock:
     """While it is held, no other process reads the file or writes to it."""
-    return FileLock(f"{file}.lock", timeout=_PATIENCE)
+    return FileLock(_lock_of(file), timeout=_PATIENCE)
+
+
+def _lock_of(file: Path) -> str:
+    return f"{file}.lock"
+
+
+def _useless(file: Path, error: OSError) -> OptionError:
+    return OptionError(f"past outputs cannot be kept in {file} ({_why(error)}): check the path")
 
 
 def _why(error: OSError) -> str:

@@ -137,7 +137,10 @@ def _is_path(text: str) -> bool:
     name = text.partition(":")[0]
     if not text or name in names():
         return False
-    return Path(text).expanduser().exists()
+    try:
+        return Path(text).expanduser().exists()
+    except (OSError, RuntimeError):  # no path that can be
+        return False
 
 
 def _parse_one(text: str) -> Blueprint:

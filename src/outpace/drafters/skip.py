@@ -15,6 +15,9 @@ from ..models.cache import SlotCache
 from .blueprint import Setting
 from .own import OwnDrafter, check_layered, check_layers, layered
 
+_MOST = 10_000
+"""Layers in a range."""
+
 
 class SkipDrafter(OwnDrafter):
     """Drafts with the target without some of its layers; 'outpace layers' finds which.
@@ -52,7 +55,10 @@ def _numbers(text: str) -> list[int]:
     for part in str(text).split("."):
         first, dash, last = part.partition("-")
         try:
-            found.update(range(int(first), int(last if dash else first) + 1))
+            numbers = range(int(first), int(last if dash else first) + 1)
+            if len(numbers) > _MOST:
+                raise ValueError
+            found.update(numbers)
         except ValueError:
             raise OptionError(
                 f"layers to leave out are numbers and ranges like '3-5.8', not {text!r}"

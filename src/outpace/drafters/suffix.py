@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from pathlib import Path
 
 from torch import Tensor
 
@@ -29,7 +28,7 @@ from ..models.cache import SlotCache
 from ..trees import tree_of
 from ..types import Tree
 from .base import CertainDrafter, Context, check_nodes
-from .blueprint import Setting
+from .blueprint import Setting, path_of
 from .memory import LENGTHS, Memory
 from .occurrences import Occurrences
 
@@ -76,7 +75,7 @@ class SuffixDrafter(CertainDrafter):
         if not 0 < least <= 1:
             raise OptionError(f"least must be in (0, 1], not {least!r} (a probability)")
         self.proposes_trees = branching
-        self.memory = memory or Memory(capacity, None if file is None else Path(file).expanduser())
+        self.memory = memory or Memory(capacity, None if file is None else path_of(file))
         self._nodes, self._factor, self._least = nodes, factor, least
         self._open: dict[int, tuple[Context, Occurrences]] = {}
 
@@ -106,8 +105,8 @@ class SuffixDrafter(CertainDrafter):
         if budget:
             tail = context.tokens[-_LONGEST:]
             best = self._best(text, tail, budget, best)
-            with self.memory.lock:
-                best = self._best(self.memory.past, tail, budget, best)
+            with self.memory.reading() as past:
+                best = self._best(past, tail, budget, best)
         _, tokens, parents = best
         return tokens, tree_of(parents)
 

@@ -6,7 +6,7 @@ inside a character even, is spelled: by the longest tokens that make up the byte
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -22,6 +22,9 @@ _SETTLED = 48
 class Words:
     """A tokenizer's tokens as bytes, both ways.
 
+    Args:
+        rows: tokens that the model knows; a tokenizer may have more.
+
     Attributes:
         pieces: the bytes of each id; none of what is not text.
         ids: the id of bytes; of several the first that is a token of its own.
@@ -30,19 +33,25 @@ class Words:
         VocabularyMismatchError: its tokens have no bytes of their own.
     """
 
-    def __init__(self, tokenizer: Tokenizer, whose: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, whose: str, rows: int | None = None) -> None:
         pieces = tokenizer.pieces
         if pieces is None:
             raise VocabularyMismatchError(
                 f"the {whose}'s tokenizer does not say which bytes its tokens stand for (it is "
                 "neither byte-level BPE nor SentencePiece): use a model with the same tokenizer"
             )
-        self.tokenizer, self.pieces = tokenizer, pieces
+        self.tokenizer, self.pieces = tokenizer, pieces[:rows]
+        self._rows = rows
+        pieces = self.pieces
         self.ids: dict[bytes, int] = {}
         for i in sorted(range(len(pieces)), key=lambda i: i in tokenizer.byte_fallbacks):
             if pieces[i] and i not in tokenizer.special_ids:
                 self.ids.setdefault(pieces[i], i)
         self._longest = max(map(len, self.ids), default=0)
+
+    def known(self, ids: Iterable[int]) -> list[int]:
+        """Those that the model knows."""
+        return [i for i in ids if self._rows is None or i < self._rows]
 
     def bytes_of(self, ids: Sequence[int]) -> bytes:
         """What ids stand for; ids that are no text stand for nothing."""
@@ -98,7 +107,7 @@ class Common:
         ]
         self.texts = len(self.pairs)
         ends = zip(target.tokenizer.eos_token_ids, draft.tokenizer.eos_token_ids, strict=False)
-        self.pairs += ends
+        self.pairs += [(ours, theirs) for ours, theirs in ends if draft.known([theirs])]
 
     @cached_property
     def share(self) -> float:
@@ -120,7 +129,9 @@ def special_pairs(target: Words, draft: Words) -> dict[int, int]:
     return {
         i: theirs[token]
         for token, i in target.tokenizer.vocabulary.items()
-        if i in target.tokenizer.special_ids and theirs.get(token) in draft.tokenizer.special_ids
+        if i in target.tokenizer.special_ids
+        and theirs.get(token) in draft.tokenizer.special_ids
+        and draft.known([theirs[token]])
     }
 
 
@@ -138,7 +149,7 @@ class Translated:
         special: see `special_pairs`.
         """
         self._target, self._draft, self._special = target, draft, special
-        self.ids = list(draft.tokenizer.prefix_ids)
+        self.ids = draft.known(draft.tokenizer.prefix_ids)
         self.count = 0
         self._ends: list[int] = [0] * len(self.ids)  # of the text, behind each id
         self._text = b""

@@ -97,6 +97,7 @@ class Engine:
         if self.drafter is not None:
             self.drafter.take()
             self.drafter.start(target, self._cache)
+            self.k = choose_k(k, self.drafter)  # its own may follow from the target
 
     # --- requests ---------------------------------------------------------------
 

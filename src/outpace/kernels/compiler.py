@@ -16,12 +16,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
 from ..errors import CompilerError, first_line
 
@@ -138,7 +139,8 @@ def _compile(compiler: str, source: Path, path: Path, waiting: Callable[[], None
     """Compile into the cache; who comes second waits and finds it there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(path.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=path.parent) as at:
+        alone = FileLock(path.with_suffix(".lock"))
+        with alone, tempfile.TemporaryDirectory(dir=path.parent) as at:
             if path.is_file():
                 try:
                     return _open(str(path))
@@ -164,16 +166,6 @@ def _compile(compiler: str, source: Path, path: Path, waiting: Callable[[], None
         f"{compiler} cannot compile the kernels ({errors[0].strip()}): install a compiler with "
         "C++20 and OpenMP, name it in CXX, or use compile=False"
     )
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """One process at a time; the system lets go of the lock when a process ends."""
-    import fcntl
-
-    with lock.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _openmp() -> list[str]:

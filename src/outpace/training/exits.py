@@ -42,12 +42,17 @@ class AdapterConfig:
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} must be at least 1, not {getattr(self, name)}")
 
-    def windows_of(self, tokens: int) -> int:
+    def windows_of(self, tokens: int, context_length: int) -> int:
         """Windows in so many tokens.
 
         Raises:
-            OptionError: fewer than a step needs.
+            OptionError: fewer than a step needs, or longer than a context.
         """
+        if self.length > context_length:
+            raise OptionError(
+                f"windows of {self.length} tokens are longer than the target's context of "
+                f"{context_length}: make them shorter"
+            )
         count = (tokens - 1) // self.length
         if count < self.rows:
             raise OptionError(
@@ -98,12 +103,7 @@ def train_adapter(
             f"an exit behind {config.layer} layers needs a target of more, this one has "
             f"{target.layers}"
         )
-    if config.length > target.context_length:
-        raise OptionError(
-            f"windows of {config.length} tokens are longer than the target's context of "
-            f"{target.context_length}: make them shorter"
-        )
-    count = config.windows_of(len(tokens))
+    count = config.windows_of(len(tokens), target.context_length)
     place, lean = target.device, source.lean
 
     def load(name: str) -> Tensor:
