@@ -5,8 +5,10 @@ oracle which picks an n-gram or a model drafter per round is far ahead of either
 Here running estimates stand for the oracle. Drafters that cost nothing are asked
 first, and what they propose is known when it is decided: of a proposal as long as
 this, so many tokens were emitted per round, and such rounds took so long. A
-drafter that runs a model is judged by its own rounds. The highest tokens per second
-win, sequence by sequence; who has not been tried for long is tried again.
+drafter that runs a model is judged by its own rounds of the same kind, those in which
+the others proposed as much: where they find a long match, a model is right more
+often, too. The highest tokens per second win, sequence by sequence; who has not been
+tried for long is tried again.
 
 Which drafter is taken depends on measured times and on what was accepted of other
 requests, so the rule must be one whose texts follow from target and seed alone. Of
@@ -50,7 +52,7 @@ _TRUST = 4
 """Rounds of its own that outweigh what a sequence begins with, other sequences' estimates."""
 
 Kind = tuple[int, int]
-"""A member, and how long its proposal is: 0 if that is not known, else its bit length."""
+"""A member, and the bit length of its proposal; if that is not known, of the longest there is."""
 
 
 @dataclass(slots=True)
@@ -93,8 +95,8 @@ class CascadeDrafter(Drafter):
         self._seconds: dict[Kind, _Mean] = {}  # per round
         self._lengths: dict[int, int] = {}  # of a context, when it was drafted for
         self._contexts: dict[int, Context] = {}
-        self._taken: dict[int, Kind] = {}
-        self._idle: dict[int, list[int]] = {}  # rounds since a member was taken
+        self._taken: dict[int, tuple[Kind, Sequence[Kind]]] = {}  # and out of which
+        self._idle: dict[int, dict[Kind, int]] = {}  # how often in a row it was not taken
         self._begun = 0.0
         self._spent: dict[int, float] = {}  # seconds of a member's draft in this round
 
@@ -117,7 +119,7 @@ class CascadeDrafter(Drafter):
         self._own[context.slot] = {
             kind: _Mean(mean.value, min(mean.count, _TRUST)) for kind, mean in self._emitted.items()
         }
-        self._idle[context.slot] = [0] * len(self.members)
+        self._idle[context.slot] = {}
 
     def close(self, slot: int) -> None:
         for member in self.members:
@@ -156,7 +158,7 @@ class CascadeDrafter(Drafter):
         ]
         parts: list[tuple[Draft, list[int]]] = []
         for i, member in enumerate(self.members):
-            rows = [b for b, kind in enumerate(chosen) if kind is not None and kind[0] == i]
+            rows = [b for b, choice in enumerate(chosen) if choice and choice[0][0] == i]
             others = [c.slot for b, c in enumerate(contexts) if b not in rows]
             if i in instant:
                 member.observe([Commit(slot, ()) for slot in others])
@@ -175,23 +177,25 @@ class CascadeDrafter(Drafter):
             )
             self._spent[i] = self._clock() - began
             parts.append((part, rows))
-        for context, kind in zip(contexts, chosen, strict=True):
+        for context, choice in zip(contexts, chosen, strict=True):
             self._lengths[context.slot] = len(context.tokens)
             self._taken.pop(context.slot, None)
-            if kind is not None:
-                self._taken[context.slot] = kind
+            if choice is not None:
+                self._taken[context.slot] = choice
         return _merged(parts, len(contexts), warp.device)
 
-    def _choose(self, context: Context, trees: dict[int, Tree], budget: int) -> Kind | None:
-        """The member for a sequence; who has nothing to propose is not asked."""
+    def _choose(
+        self, context: Context, trees: dict[int, Tree], budget: int
+    ) -> tuple[Kind, Sequence[Kind]] | None:
+        """The member for a sequence, and out of which; who has nothing to propose is not asked."""
         if not budget:
             return None
+        lengths = {i: max(tree.depths, default=0) for i, tree in trees.items()}
+        longest = max(lengths.values(), default=0).bit_length()
         rates: dict[Kind, float] = {}
         for i, member in enumerate(self.members):
-            if i not in trees:
-                rates[i, 0] = self._rate(context.slot, (i, 0), min(budget, member.k))
-            elif length := max(trees[i].depths, default=0):
-                kind = i, length.bit_length()
+            kind = i, lengths[i].bit_length() if i in lengths else longest
+            if length := lengths.get(i, min(budget, member.k)):
                 rates[kind] = self._rate(context.slot, kind, length)
         if not rates:
             return None
@@ -199,9 +203,9 @@ class CascadeDrafter(Drafter):
         best = max(rates, key=lambda kind: rates[kind])
         for kind in rates:
             patience = _PATIENCE if rates[kind] >= _PROMISING * rates[best] else 4 * _PATIENCE
-            if idle[kind[0]] >= patience:
+            if idle.get(kind, 0) >= patience:
                 best = kind
-        return best
+        return best, tuple(rates)
 
     def _rate(self, slot: int, kind: Kind, length: int) -> float:
         """Tokens per second; whoever is not known yet is tried."""
@@ -214,17 +218,17 @@ class CascadeDrafter(Drafter):
 
     def observe(self, commits: Sequence[Commit]) -> None:
         shared = self._clock() - self._begun - sum(self._spent.values())
-        for kind in {self._taken[c.slot] for c in commits if c.slot in self._taken and c.block}:
+        told = [c for c in commits if c.slot in self._taken and c.block]
+        for kind in {self._taken[c.slot][0] for c in told}:
             seconds = shared + self._spent.get(kind[0], 0.0)
             self._seconds.setdefault(kind, _Mean()).add(seconds)
-        for commit in commits:
-            if commit.slot in self._taken and commit.block:
-                kind = self._taken.pop(commit.slot)
-                emitted = len(self._contexts[commit.slot].tokens) - self._lengths[commit.slot]
-                for means in (self._own[commit.slot], self._emitted):
-                    means.setdefault(kind, _Mean()).add(emitted)
-                idle = self._idle[commit.slot]
-                idle[:] = [0 if i == kind[0] else rounds + 1 for i, rounds in enumerate(idle)]
+        for commit in told:
+            kind, others = self._taken.pop(commit.slot)
+            emitted = len(self._contexts[commit.slot].tokens) - self._lengths[commit.slot]
+            for means in (self._own[commit.slot], self._emitted):
+                means.setdefault(kind, _Mean()).add(emitted)
+            idle = self._idle[commit.slot]
+            idle |= {other: idle.get(other, 0) + 1 for other in others} | {kind: 0}
         for member in self.members:
             member.observe(
                 [
