@@ -92,7 +92,7 @@ def engine(k: int, drafter=None, verifier=None) -> Engine:
 
 @pytest.mark.parametrize("k", range(5))
 def test_words_have_the_targets_law(k):
-    count = 200_000 if k == 3 else 50_000
+    count = 200_000 if k == 3 else 25_000
     assert p_value(words(engine(k), count), word_law()) > FALSE_ALARM
 
 

@@ -36,7 +36,7 @@ from ..types import Draft, Law, PointMass, Rows, Tree
 from .base import Commit, Context, Drafter
 from .blueprint import Blueprint, Setting
 
-_WINDOW = 10
+_WINDOW = 20
 """Rounds that a running mean is about."""
 
 _HOPE = 2
@@ -48,7 +48,7 @@ _PATIENCE = 16
 _PROMISING = 0.5
 """Of the best rate; who is estimated to be below is tried a quarter as often."""
 
-_TRUST = 4
+_TRUST = 16
 """Rounds of its own that outweigh what a sequence begins with, other sequences' estimates."""
 
 Kind = tuple[int, int]
