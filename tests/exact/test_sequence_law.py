@@ -97,7 +97,7 @@ def test_words_have_the_targets_law(k):
 
 
 def test_words_have_the_law_at_another_temperature():
-    found = words(engine(3), 50_000, temperature=0.7)
+    found = words(engine(3), 25_000, temperature=0.7)
     assert p_value(found, word_law(0.7)) > FALSE_ALARM
     assert p_value(found, word_law(0.8)) < FALSE_ALARM
 
