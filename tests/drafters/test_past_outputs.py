@@ -411,6 +411,22 @@ def test_processes_that_take_no_turns_are_found_out(file, monkeypatch):
         check_processes(file, monkeypatch)
 
 
+def test_a_file_that_another_process_begins_meanwhile_is_of_its_vocabulary(file, monkeypatch):
+    """Between the first look at it and one's turn."""
+    turn = memory_module._turn
+
+    def late(path):
+        monkeypatch.setattr(memory_module, "_turn", turn)
+        serving(file=path, vocab_size=V + 1).add(OUTPUTS[0], 0)
+        return turn(path)
+
+    memory = Memory(256, file)
+    monkeypatch.setattr(memory_module, "_turn", late)
+    with pytest.raises(OptionError, match=f"a vocabulary of {V + 1} tokens, the target has {V}"):
+        memory.serve(V)
+    assert held(serving(file=file, vocab_size=V + 1)) == [*OUTPUTS[0], SEP]
+
+
 def test_a_file_that_another_process_does_not_let_go_is_given_up(file, monkeypatch):
     monkeypatch.setattr(memory_module, "_PATIENCE", 0.05)
     first = serving(file=file)

@@ -76,9 +76,10 @@ class Memory:
             OptionError: it holds outputs of another vocabulary.
         """
         with self.reading():
-            self.fits(vocab_size)
             if self._vocab_size is None and self._file is not None:
                 self._open(self._file, vocab_size)
+            else:
+                self.fits(vocab_size)
             self._vocab_size = vocab_size
 
     def add(self, tokens: Sequence[int], prompt_length: int) -> None:
@@ -174,6 +175,7 @@ class Memory:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with _turn(file):
+                self.fits(vocab_size)  # only now does nobody else begin it
                 self._read(file, vocab_size)
         except Timeout as error:
             raise OptionError(
@@ -184,7 +186,7 @@ class Memory:
             raise _useless(file, error) from error
 
     def _read(self, file: Path, vocab_size: int) -> None:
-        if self._check_file(file) is None:
+        if not file.exists() or not file.stat().st_size:
             file.write_bytes(_HEADER.pack(_MAGIC, vocab_size))
             return
         count = (file.stat().st_size - _HEADER.size) // 4

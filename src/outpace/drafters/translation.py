@@ -40,9 +40,8 @@ class Words:
                 f"the {whose}'s tokenizer does not say which bytes its tokens stand for (it is "
                 "neither byte-level BPE nor SentencePiece): use a model with the same tokenizer"
             )
-        self.tokenizer, self.pieces = tokenizer, pieces[:rows]
-        self._rows = rows
-        pieces = self.pieces
+        pieces = pieces[:rows]
+        self.tokenizer, self.pieces, self._rows = tokenizer, pieces, rows
         self.ids: dict[bytes, int] = {}
         for i in sorted(range(len(pieces)), key=lambda i: i in tokenizer.byte_fallbacks):
             if pieces[i] and i not in tokenizer.special_ids:
