@@ -8,6 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from enum import IntEnum
 from functools import cached_property
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
@@ -346,6 +347,16 @@ def _functions(value: Any) -> tuple[Callable[..., Any], ...]:
     return functions
 
 
+class Shape(IntEnum):
+    """What drafts may look like; each is a case of those behind it."""
+
+    CHAIN = 0
+    """One path."""
+    PATHS = 1
+    """Several, which have nothing but the root in common."""
+    TREE = 2
+
+
 @dataclass(frozen=True)
 class Tree:
     """The shape of a draft: `parents[i]` is the node before node i, -1 the root.
@@ -375,6 +386,13 @@ class Tree:
     def is_chain(self) -> bool:
         return all(p == i - 1 for i, p in enumerate(self.parents))
 
+    @cached_property
+    def shape(self) -> Shape:
+        if self.is_chain:
+            return Shape.CHAIN
+        inner = [p for p in self.parents if p >= 0]
+        return Shape.PATHS if len(inner) == len(set(inner)) else Shape.TREE
+
 
 @dataclass(frozen=True, slots=True)
 class PointMass:
@@ -383,9 +401,18 @@ class PointMass:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Each draft token was drawn from its own row of q, independently."""
+    """Each draft token was drawn from a row of q of its own.
+
+    That is its law given the path before it and the siblings before it: of children
+    that were drawn without replacement, a row lacks those before.
+    """
 
     q: Tensor  # [B, N, V], rows sum to 1
+
+
+@dataclass(frozen=True, slots=True)
+class Independent(Rows):
+    """The same of siblings that were drawn from one row, with replacement."""
 
 
 Law = PointMass | Rows

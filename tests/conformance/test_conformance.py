@@ -51,7 +51,7 @@ def make(drafter: str, verifier: str, k: int, max_batch: int) -> Engine:
     target, build_drafter = DRAFTERS[drafter]
     made, rule = build_drafter(), make_verifier(verifier)
     recalled = made.remembers and rule.lossless and not rule.invariant
-    if recalled or (made.proposes_trees and not rule.takes_trees):
+    if recalled or made.proposes > rule.takes:
         message = "remembers other requests" if recalled else "takes chains only"
         with pytest.raises(outpace.IncompatibleError, match=message):
             Engine(target(), made, k, rule, max_batch)

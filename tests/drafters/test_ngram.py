@@ -26,6 +26,7 @@ from outpace.drafters.base import Context
 from outpace.drafters.ngram import NgramDrafter
 from outpace.engine import Engine
 from outpace.errors import OptionError
+from outpace.types import Shape
 
 PLACES = 32
 
@@ -145,8 +146,8 @@ def test_places_long_ago_are_not_looked_at(ago, expected):
 
 
 def test_branches_make_a_tree_and_one_branch_a_chain():
-    assert NgramDrafter(branches=2).proposes_trees
-    assert not NgramDrafter().proposes_trees
+    assert NgramDrafter(branches=2).proposes is Shape.TREE
+    assert NgramDrafter().proposes is Shape.CHAIN
 
 
 @pytest.mark.parametrize("name", ["longest", "branches"])

@@ -24,6 +24,7 @@ from outpace.drafters import (
     registry,
 )
 from outpace.drafters.cascade import Cascade
+from outpace.types import Shape
 
 DOCS = Path(__file__).parents[2] / "docs" / "drafters.md"
 
@@ -32,7 +33,7 @@ def test_options_go_by_position_and_by_name():
     drafter = parse("ngram:2,branches=3")
     assert isinstance(drafter, NgramDrafter)
     assert (list(drafter._lengths), drafter._branches) == ([2, 1], 3)
-    assert parse("suffix:factor=1.5,branching=no").proposes_trees is False
+    assert parse("suffix:factor=1.5,branching=no").proposes is Shape.CHAIN
 
 
 def test_a_plus_makes_a_cascade():

@@ -82,7 +82,7 @@ def proposed(drafter: Drafter, context: Context, budget: int) -> tuple[Tokens, T
     (tree,) = draft.trees
     assert draft.tokens.shape == (1, len(tree))
     assert max(tree.depths, default=0) <= budget
-    assert drafter.proposes_trees or tree.is_chain
+    assert tree.shape <= drafter.proposes
     return draft.tokens[0].tolist(), tree
 
 

@@ -13,7 +13,7 @@ from outpace.drafters import Drafter, ModelDrafter
 from outpace.engine import Engine
 from outpace.models import ForwardOutput, MarkovModel
 from outpace.trees import chain
-from outpace.types import Draft, PointMass, Rows, Tree
+from outpace.types import Draft, PointMass, Rows, Shape, Tree
 from outpace.verifiers import BlockVerifier, GreedyVerifier, TokenVerifier
 
 V = 8
@@ -95,7 +95,7 @@ class TreeDrafter(ModelDrafter):
     """Two candidates at every node of a small tree, most likely first: point masses."""
 
     laws = (PointMass,)
-    proposes_trees = True
+    proposes = Shape.TREE
     tree = Tree((-1, -1, 0, 0, 1, 2))
 
     def draft(self, contexts, budgets, warp, noise):
@@ -377,7 +377,10 @@ class Wrong(Drafter):
         (Wrong([V], (-1,)), f"token {V}, which is outside the target's vocabulary of {V}"),
         (Wrong([1, -1], (-1, 0)), "proposed token -1"),
         (Wrong([1] * 4, (-1, 0, 1, 2)), "a path of 4 tokens where 3 were allowed"),
-        (Wrong([1, 2], (-1, -1)), "proposed a tree, and says that it proposes none"),
+        (
+            Wrong([1, 2], (-1, -1)),
+            "proposed paths from the root, and says",
+        ),
         (Wrong([1], (-1,), (Rows,)), "by the law PointMass, which its laws do not name"),
     ],
 )

@@ -13,7 +13,7 @@ from ..errors import IncompatibleError, OptionError
 from ..models.base import LanguageModel
 from ..models.cache import SlotCache
 from ..sampling import DraftNoise, Warp
-from ..types import Draft, Law, PointMass, Tree, check_whole_number
+from ..types import Draft, Law, PointMass, Shape, Tree, check_whole_number
 
 if TYPE_CHECKING:
     from ..models.loading import Progress
@@ -79,7 +79,7 @@ class Drafter:
 
     Attributes:
         laws: every law its drafts may carry.
-        proposes_trees: whether its drafts may branch.
+        proposes: what its drafts may look like.
         taps: target layers whose output it wants to see.
         tops: how many of the target's likeliest tokens it wants to see per row.
         k: the draft length it takes where none is asked for.
@@ -98,7 +98,7 @@ class Drafter:
     requires: str = "any model"
     name: str
     laws: tuple[type[Law], ...] = (PointMass,)
-    proposes_trees: bool = False
+    proposes: Shape = Shape.CHAIN
     taps: tuple[int, ...] = ()
     tops: int = 0
     k: int = 4

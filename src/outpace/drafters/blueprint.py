@@ -21,7 +21,7 @@ from ..models.loading import (
     load_tokenizer,
 )
 from ..models.tokenizer import Tokenizer, check_vocabularies
-from ..types import Law
+from ..types import Law, Shape
 from .base import Drafter
 from .model import ModelDrafter
 
@@ -58,7 +58,7 @@ class Blueprint(Protocol):
 
     name: str
     laws: tuple[type[Law], ...]
-    proposes_trees: bool
+    proposes: Shape
     k: int
     rule: str
     instant: bool
@@ -85,7 +85,7 @@ class Checkpoint:
     """
 
     laws: tuple[type[Law], ...] = ModelDrafter.laws
-    proposes_trees = ModelDrafter.proposes_trees
+    proposes = ModelDrafter.proposes
     k = ModelDrafter.k
     rule = ModelDrafter.rule
     instant = ModelDrafter.instant

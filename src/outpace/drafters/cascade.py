@@ -32,7 +32,7 @@ from ..models.cache import SlotCache
 from ..models.loading import Progress
 from ..sampling import DraftNoise, Warp
 from ..trees import chain
-from ..types import Draft, Law, PointMass, Rows, Tree
+from ..types import Draft, Law, PointMass, Rows, Shape, Tree
 from .base import Commit, Context, Drafter
 from .blueprint import Blueprint, Setting
 
@@ -86,7 +86,7 @@ class CascadeDrafter(Drafter):
         self, members: Sequence[Drafter], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.members: Sequence[Drafter] = tuple(members)
-        self.name, self.laws, self.proposes_trees, self.k = _together(self.members)
+        self.name, self.laws, self.proposes, self.k = _together(self.members)
         self.taps = tuple(sorted({tap for m in self.members for tap in m.taps}))
         self.tops = max(m.tops for m in self.members)
         self._clock = clock
@@ -276,8 +276,8 @@ def _merged(
 
 def _together(
     members: Sequence[Blueprint],
-) -> tuple[str, tuple[type[Law], ...], bool, int]:
-    """Name, laws, whether there are trees, and K of all."""
+) -> tuple[str, tuple[type[Law], ...], Shape, int]:
+    """Name, laws, shapes and K of all."""
     if len(members) < 2:
         raise OptionError("a cascade needs two drafters at least: write A+B")
     drawn = [m.name for m in members if m.instant and Rows in m.laws]
@@ -290,7 +290,7 @@ def _together(
     return (
         "+".join(m.name for m in members),
         tuple(laws),
-        any(m.proposes_trees for m in members),
+        max(m.proposes for m in members),
         max(m.k for m in members),
     )
 
@@ -308,7 +308,7 @@ class Cascade:
 
     def __init__(self, members: Sequence[Blueprint]) -> None:
         self._members = members
-        self.name, self.laws, self.proposes_trees, self.k = _together(members)
+        self.name, self.laws, self.proposes, self.k = _together(members)
 
     def check(self, setting: Setting) -> Sequence[str]:
         return _remarks(self._members, setting)

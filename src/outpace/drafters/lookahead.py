@@ -25,7 +25,7 @@ from ..errors import OptionError
 from ..models.base import LanguageModel
 from ..models.cache import SlotCache
 from ..trees import merged
-from ..types import Tree, check_whole_number
+from ..types import Shape, Tree, check_whole_number
 from .base import MOST_NODES, CertainDrafter, Commit, Context
 
 Gram = tuple[int, ...]
@@ -50,7 +50,7 @@ class LookaheadDrafter(CertainDrafter):
     """
 
     name = "lookahead"
-    proposes_trees = True
+    proposes = Shape.TREE
     tops = 1
 
     def __init__(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import OptionError
 from ..trees import merged
-from ..types import Tree, check_whole_number
+from ..types import Shape, Tree, check_whole_number
 from .base import CertainDrafter, Context
 from .occurrences import Occurrences
 
@@ -37,7 +37,7 @@ class NgramDrafter(CertainDrafter):
         for name, value, most in (("longest", longest, 16), ("branches", branches, _PLACES)):
             if value > most:
                 raise OptionError(f"{name} must be at most {most}, not {value}")
-        self.proposes_trees = branches > 1
+        self.proposes = Shape.TREE if branches > 1 else Shape.CHAIN
         self._lengths, self._branches = range(longest, 0, -1), branches
         self._texts: dict[int, Occurrences] = {}
 

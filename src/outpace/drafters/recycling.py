@@ -20,7 +20,7 @@ import numpy as np
 
 from ..models.base import LanguageModel
 from ..models.cache import SlotCache
-from ..types import Tree
+from ..types import Shape, Tree
 from .base import CertainDrafter, Commit, Context, check_nodes
 
 WIDTH = 8
@@ -40,7 +40,7 @@ class RecyclingDrafter(CertainDrafter):
     """
 
     name = "recycling"
-    proposes_trees = True
+    proposes = Shape.TREE
     tops = WIDTH
     k = 6
     remembers = True

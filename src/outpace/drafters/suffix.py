@@ -26,7 +26,7 @@ from ..errors import OptionError
 from ..models.base import LanguageModel
 from ..models.cache import SlotCache
 from ..trees import tree_of
-from ..types import Tree
+from ..types import Shape, Tree
 from .base import CertainDrafter, Context, check_nodes
 from .blueprint import Setting, path_of
 from .memory import LENGTHS, Memory
@@ -74,7 +74,7 @@ class SuffixDrafter(CertainDrafter):
             raise OptionError(f"factor must be above 0, not {factor!r} (nodes per matched token)")
         if not 0 < least <= 1:
             raise OptionError(f"least must be in (0, 1], not {least!r} (a probability)")
-        self.proposes_trees = branching
+        self.proposes = Shape.TREE if branching else Shape.CHAIN
         self.memory = memory or Memory(capacity, None if file is None else path_of(file))
         self._nodes, self._factor, self._least = nodes, factor, least
         self._open: dict[int, tuple[Context, Occurrences]] = {}
@@ -172,4 +172,4 @@ class SuffixDrafter(CertainDrafter):
             if estimate * len(some) / whole >= self._least
         ]
         found.sort(key=lambda child: child[:2])
-        return found if self.proposes_trees else found[:1]
+        return found if self.proposes else found[:1]

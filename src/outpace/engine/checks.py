@@ -6,8 +6,14 @@ from collections.abc import Sequence
 
 from ..drafters import Blueprint, Drafter
 from ..errors import ContextLengthError, IncompatibleError, OptionError
-from ..types import Draft, SamplingParams, check_whole_number
+from ..types import Draft, Independent, Rows, SamplingParams, Shape, check_whole_number
 from ..verifiers import Verifier
+
+_SHAPES = {
+    Shape.CHAIN: "chains",
+    Shape.PATHS: "paths from the root",
+    Shape.TREE: "trees",
+}
 
 
 def choose_k(k: int | None, drafter: Drafter | None) -> int:
@@ -64,7 +70,10 @@ def check_compatible(drafter: Blueprint, verifier: Verifier) -> None:
     Raises:
         IncompatibleError: the verifier does not take the drafter's law or shape.
     """
-    refused = [law.__name__ for law in drafter.laws if law not in verifier.laws]
+    taken = verifier.laws
+    if drafter.proposes is Shape.CHAIN and Independent in taken:  # there are no siblings
+        taken = (*taken, Rows)
+    refused = [law.__name__ for law in drafter.laws if not issubclass(law, taken)]
     if refused:
         raise IncompatibleError(
             f"the verifier {verifier.name!r} is not exact for drafts of {drafter.name!r} "
@@ -76,10 +85,10 @@ def check_compatible(drafter: Blueprint, verifier: Verifier) -> None:
             f"twice the verifier {verifier.name!r} would judge drafts by the noise that they "
             "follow from: choose 'match' or 'coupled'"
         )
-    if drafter.proposes_trees and not verifier.takes_trees:
+    if drafter.proposes > verifier.takes:
         raise IncompatibleError(
-            f"the drafter {drafter.name!r} proposes trees and the verifier {verifier.name!r} "
-            "takes chains only: choose a verifier that takes trees"
+            f"the drafter {drafter.name!r} proposes {_SHAPES[drafter.proposes]} and the verifier "
+            f"{verifier.name!r} takes {_SHAPES[verifier.takes]} only: choose another verifier"
         )
 
 
@@ -96,8 +105,11 @@ def check_draft(draft: Draft, drafter: Drafter, budgets: Sequence[int], vocab_si
         raise IncompatibleError(
             f"{said} proposed by the law {type(draft.law).__name__}, which its laws do not name"
         )
-    if not drafter.proposes_trees and not all(tree.is_chain for tree in draft.trees):
-        raise IncompatibleError(f"{said} proposed a tree, and says that it proposes none")
+    if (shape := max(tree.shape for tree in draft.trees)) > drafter.proposes:
+        raise IncompatibleError(
+            f"{said} proposed {_SHAPES[shape]}, and says that it proposes "
+            f"{_SHAPES[drafter.proposes]} only"
+        )
     for tree, budget in zip(draft.trees, budgets, strict=True):
         if max(tree.depths, default=0) > budget:
             raise IncompatibleError(

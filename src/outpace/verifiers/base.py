@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import kernels
 from ..models.base import upload
 from ..sampling import Keys, categorical
-from ..types import Draft, Law, Rows
+from ..types import Draft, Law, Rows, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Verifier(Protocol):
 
     Attributes:
         lossless: whether the emitted law is the target's.
-        laws, takes_trees: the drafts it may be put together with.
+        laws, takes: the laws and shapes of the drafts that it may be put together with.
         takes_sampling: whether it is for requests above temperature 0.
         coupled: whether drafts are drawn with the noise that it will use itself.
         invariant: whether texts follow from target and seed alone, whatever was drafted.
@@ -68,7 +68,7 @@ class Verifier(Protocol):
     name: ClassVar[str]
     lossless: ClassVar[bool]
     laws: ClassVar[tuple[type[Law], ...]]
-    takes_trees: ClassVar[bool]
+    takes: ClassVar[Shape]
     takes_sampling: ClassVar[bool]
     coupled: ClassVar[bool]
     invariant: ClassVar[bool]

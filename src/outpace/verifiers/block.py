@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..models.base import upload
 from ..sampling import categorical
-from ..types import Draft, Law, PointMass, Rows
+from ..types import Draft, Law, PointMass, Rows, Shape
 from .base import Noise, Verdict, without_tensors
 
 
@@ -35,7 +35,7 @@ class BlockVerifier:
     name: ClassVar[str] = "block"
     lossless: ClassVar[bool] = True
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
-    takes_trees: ClassVar[bool] = False
+    takes: ClassVar[Shape] = Shape.CHAIN
     takes_sampling: ClassVar[bool] = True
     coupled: ClassVar[bool] = False
     invariant: ClassVar[bool] = False

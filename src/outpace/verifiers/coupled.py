@@ -18,7 +18,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..sampling import race
-from ..types import Draft, Law, PointMass, Rows
+from ..types import Draft, Law, PointMass, Rows, Shape
 from .base import Noise, Verdict, row_depths
 from .follow import judge
 
@@ -29,7 +29,7 @@ class CoupledVerifier:
     name: ClassVar[str] = "coupled"
     lossless: ClassVar[bool] = True
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
-    takes_trees: ClassVar[bool] = True
+    takes: ClassVar[Shape] = Shape.TREE
     takes_sampling: ClassVar[bool] = True
     coupled: ClassVar[bool] = True
     invariant: ClassVar[bool] = True

@@ -13,7 +13,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..sampling import argmax
-from ..types import Draft, Law, PointMass, Rows
+from ..types import Draft, Law, PointMass, Rows, Shape
 from .base import Noise, Verdict
 from .follow import judge
 
@@ -24,7 +24,7 @@ class GreedyVerifier:
     name: ClassVar[str] = "greedy"
     lossless: ClassVar[bool] = True
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
-    takes_trees: ClassVar[bool] = True
+    takes: ClassVar[Shape] = Shape.TREE
     takes_sampling: ClassVar[bool] = False
     coupled: ClassVar[bool] = False
     invariant: ClassVar[bool] = True

@@ -15,7 +15,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..sampling import categorical
-from ..types import Draft, Law, PointMass, Rows
+from ..types import Draft, Law, PointMass, Rows, Shape
 from .base import Noise, Verdict, row_depths
 from .follow import judge
 
@@ -26,7 +26,7 @@ class MatchVerifier:
     name: ClassVar[str] = "match"
     lossless: ClassVar[bool] = True
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
-    takes_trees: ClassVar[bool] = True
+    takes: ClassVar[Shape] = Shape.TREE
     takes_sampling: ClassVar[bool] = True
     coupled: ClassVar[bool] = False
     invariant: ClassVar[bool] = True

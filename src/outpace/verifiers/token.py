@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..models.base import upload
 from ..sampling import categorical, residual, without
-from ..types import Draft, Law, PointMass, Rows
+from ..types import Draft, Law, PointMass, Rows, Shape
 from .base import Noise, Verdict, without_tensors
 
 
@@ -34,7 +34,7 @@ class TokenVerifier:
     name: ClassVar[str] = "token"
     lossless: ClassVar[bool] = True
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
-    takes_trees: ClassVar[bool] = True
+    takes: ClassVar[Shape] = Shape.TREE
     takes_sampling: ClassVar[bool] = True
     coupled: ClassVar[bool] = False
     invariant: ClassVar[bool] = False

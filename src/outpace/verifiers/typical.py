@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..models.base import upload
 from ..sampling import categorical
-from ..types import Draft, Law, PointMass, Rows, Tree
+from ..types import Draft, Law, PointMass, Rows, Shape, Tree
 from .base import Noise, Verdict, row_depths
 
 
@@ -31,7 +31,7 @@ class TypicalVerifier:
     name: ClassVar[str] = "typical"
     lossless: ClassVar[bool] = False
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
-    takes_trees: ClassVar[bool] = True
+    takes: ClassVar[Shape] = Shape.TREE
     takes_sampling: ClassVar[bool] = True
     coupled: ClassVar[bool] = False
     invariant: ClassVar[bool] = False
