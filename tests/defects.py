@@ -178,8 +178,8 @@ class RoundsInCompany(MarkovModel):
     def doubt(self, batch, rows, branched):
         return 0.0
 
-    def forward(self, tokens, positions, cache, slots, mask=None, taps=(), logits=True):
-        out = super().forward(tokens, positions, cache, slots, mask, taps, logits)
+    def forward(self, tokens, *args, **options):
+        out = super().forward(tokens, *args, **options)
         if tokens.shape[1] == 1:
             return out
         ripple = torch.sin(31.0 * torch.arange(self.vocab_size, dtype=torch.float64))

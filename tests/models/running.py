@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outpace.models import LanguageModel, SlotCache
-from outpace.trees import ancestor_mask, block_positions, chain
+from outpace.trees import ancestor_mask, block_mask, block_positions, chain
 from outpace.types import Tree
 
 
@@ -51,6 +51,34 @@ def feed(
     logits = model.forward(torch.tensor([list(ids)]), positions, cache, [slot], mask).logits
     assert logits is not None
     return logits[0]
+
+
+def grown(
+    model: LanguageModel,
+    cache: SlotCache,
+    slots: Sequence[int],
+    blocks: list[list[int]],
+    shapes: Sequence[Tree],
+    ends: Sequence[int],
+    mask: Tensor | None = None,
+    computed: int = 0,
+) -> Tensor:
+    """Logits `[B, T, V]` of trees, by passes that end behind these rows; nothing is committed.
+
+    `mask` is another than theirs, and `computed` are rows that have run before.
+    """
+    tokens = torch.tensor(blocks)
+    positions = block_positions([cache.lengths[s] for s in slots], shapes, tokens.shape[1])
+    mask = block_mask(shapes, tokens.shape[1]) if mask is None else mask
+    parts = []
+    for end in ends:
+        seen = None if mask is None else mask[:, :end, :end]
+        block = tokens[:, :end], positions[:, :end], cache, slots, seen
+        out = model.forward(*block, computed=computed).logits
+        assert out is not None
+        parts.append(out)
+        computed = end
+    return torch.cat(parts, 1)
 
 
 def append(model: LanguageModel, cache: SlotCache, slot: int, ids: Sequence[int]) -> Tensor:

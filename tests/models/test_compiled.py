@@ -18,6 +18,7 @@ from running import (
     append,
     feed,
     greedy,
+    grown,
     in_blocks,
     keep,
     path_to,
@@ -135,7 +136,8 @@ def test_threads_may_share_what_a_row_sees(saved, window):
         cache = model.new_cache(1, 4096)
         prefill(model, cache, 0, ids[:980])
         rows = [append(model, cache, 0, ids[n : n + size]) for n in range(980, 1700, size)]
-        return torch.cat([*rows, feed(model, cache, 0, ids[1700:1706], tree)])
+        nodes = grown(model, cache, [0], [ids[1700:1706]], [tree], [6] if size == 1 else [1, 3, 6])
+        return torch.cat([*rows, *nodes])
 
     alone = run(1)
     for threads in (2, 3):  # from 1024 and from 1536 positions on

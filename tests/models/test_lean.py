@@ -336,7 +336,7 @@ def test_a_row_reads_as_far_in_any_block():
     reads = {}
     for length in range(150):
         for rows in range(1, 17):
-            spans = lean_module._spans(length, rows, causal=True)
+            spans = lean_module._spans(length, rows)
             assert [i for some, _ in spans for i in range(rows)[some]] == list(range(rows))
             for some, far in spans:
                 assert far % 64 == 0

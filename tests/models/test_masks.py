@@ -47,7 +47,7 @@ def test_a_causal_block_is_a_tree_without_branches():
 def test_a_window_counts_positions_not_indices():
     """Two nodes of a tree at one position are equally far from what lies before."""
     positions = torch.tensor([[5, 6, 6, 7]])
-    near = within(3, torch.tensor([5]), positions, 12)[0]
+    near = within(3, torch.tensor([5]), positions, 12, 4)[0]
     seen = [row.nonzero().flatten().tolist() for row in near[:, :9]]
     assert seen[0] == [3, 4, 5, 6, 7, 8]
     assert seen[1] == [4, 5, 6, 7, 8] == seen[2]

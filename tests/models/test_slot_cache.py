@@ -161,7 +161,7 @@ class AgainstLists(RuleBasedStateMachine):
         self.patch.setattr(cache_module, "_FIRST_CAPACITY", 4)
         self.cache = self.kind(SLOTS, self.MAX_LEN, make)
         self.kept: list[list[int]] = [[] for _ in range(SLOTS)]
-        self.last: list[list[int]] = [[] for _ in range(SLOTS)]  # rows of the last pass
+        self.last: list[list[int]] = [[] for _ in range(SLOTS)]  # rows of each one's last pass
         self.prompts: dict[int, list[int]] = {}
         self.next = 0
 
@@ -173,7 +173,6 @@ class AgainstLists(RuleBasedStateMachine):
         tokens = torch.arange(self.next, self.next + batch * rows).view(batch, rows)
         self.next += batch * rows
         write(self.cache, slots[:batch], tokens)
-        self.last = [[] for _ in range(SLOTS)]
         for slot, row in zip(slots, tokens.tolist(), strict=False):
             self.last[slot] = row
 
@@ -190,7 +189,7 @@ class AgainstLists(RuleBasedStateMachine):
             self.cache.remember(slot, prompt)
         self.kept[slot] = list(prompt)
         self.prompts[slot] = prompt
-        self.last = [[] for _ in range(SLOTS)]
+        self.last[slot] = []
 
     @precondition(lambda self: any(self.last))
     @rule(data=st.data())
@@ -243,6 +242,12 @@ class LosesOnGrowth(SlotCache):
             self.storage = self._make(self.slots, self.capacity)
 
 
+class KeepsWhatIsCommittedOnGrowth(SlotCache):
+    def make_room(self, slots, needed):
+        self.ends = list(self.lengths)
+        super().make_room(slots, needed)
+
+
 class MixesSlots(SlotCache):
     def row_indices(self, slots, rows):
         return super().row_indices(sorted(slots), rows)
@@ -270,6 +275,7 @@ class SharesAnything(SlotCache):
 BROKEN = [
     CommitsThePrefix,
     LosesOnGrowth,
+    KeepsWhatIsCommittedOnGrowth,
     MixesSlots,
     ForgetsTooMuch,
     RemembersWhatIsGone,

@@ -113,6 +113,7 @@ class TransformersAdapter:
         mask: Tensor | None = None,
         taps: Sequence[int] = (),
         logits: bool = True,
+        computed: int = 0,
     ) -> ForwardOutput:
         last = int(self._config.num_hidden_layers) - 1
         if last in taps:
@@ -124,17 +125,20 @@ class TransformersAdapter:
         lengths = [cache.lengths[s] for s in slots]
         length = extent(max(lengths), rows)
         starts, positions = self._take(torch.tensor(lengths)), self._take(positions)
-        seen = visible(starts, rows, length, None if mask is None else self._take(mask))
+        if mask is None:  # what has been computed is as good as committed
+            masks = self._masks(starts + computed, positions[:, computed:], length, None)
+        else:
+            masks = self._masks(starts, positions, length, self._take(mask[:, computed:]))
         view = _SlotLayers(
             cache,
             self._take(torch.tensor(list(slots))),
-            self._take(cache.row_indices(slots, rows)),
+            self._take(cache.row_indices(slots, rows - computed, computed)),
             length,
         )
         out = self._model(
-            input_ids=self._take(tokens),
-            position_ids=positions,
-            attention_mask=self._masks(seen, starts, positions),
+            input_ids=self._take(tokens[:, computed:]),
+            position_ids=positions[:, computed:],
+            attention_mask=masks,
             past_key_values=view,
             use_cache=True,
             output_hidden_states=bool(taps),
@@ -146,12 +150,14 @@ class TransformersAdapter:
     def _take(self, x: Tensor) -> Tensor:
         return upload(x, self.device)
 
-    def _masks(self, seen: Tensor, starts: Tensor, positions: Tensor) -> Any:
+    def _masks(self, starts: Tensor, positions: Tensor, length: int, block: Tensor | None) -> Any:
+        rows = positions.shape[1] if block is None else block.shape[1]
+        seen = visible(starts, rows, length, block)
         full = additive(seen, self.dtype)
         if self._window is None:
             return full
         size, mixed = self._window
-        near = seen & within(size, starts, positions, seen.shape[-1])
+        near = seen & within(size, starts, positions, length, rows)
         windowed = additive(near, self.dtype)
         if not mixed:
             return windowed

@@ -111,6 +111,7 @@ class LanguageModel(Protocol):
         mask: Tensor | None = None,
         taps: Sequence[int] = (),
         logits: bool = True,
+        computed: int = 0,
     ) -> ForwardOutput:
         """Run B sequences over T rows each, behind what their slots hold.
 
@@ -118,6 +119,11 @@ class LanguageModel(Protocol):
         sees itself and what came before it, or, with `mask`, its ancestors.
         The rows' keys and values are written behind the slot's length; nothing
         is committed.
+
+        A block may be computed in several passes, as a tree that grows level by
+        level: each is given the block from its first row on, and how many of its rows
+        passes before have computed. Their keys and values lie where those left them,
+        for nothing was committed in between; the rest run.
 
         Tokens, positions and mask may be on the host or on the device; a runner
         takes them over without waiting for the device.
@@ -130,6 +136,8 @@ class LanguageModel(Protocol):
             taps: layers whose output (before any final norm) is wanted, in this
                 order; 0 is the first layer.
             logits: False skips the head (prefill).
+            computed: rows that passes before have computed, fewer than T. Logits, taps and
+                top are of the others alone, `[B, T - computed, ...]`.
         """
         ...
 
@@ -206,9 +214,10 @@ class Layered(LanguageModel, Protocol):
         mask: Tensor | None = None,
         taps: Sequence[int] = (),
         logits: bool = True,
+        computed: int = 0,
         resume: Resume | None = None,
     ) -> ForwardOutput:
-        """As of any model, or without the layers that have run."""
+        """As of any model, or of a block's first pass without the layers that have run."""
         ...
 
 

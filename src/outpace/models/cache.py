@@ -43,6 +43,7 @@ class SlotCache:
     def __init__(self, slots: int, max_len: int, make: Callable[[int, int], list[Tensor]]) -> None:
         self.max_len = max_len
         self.lengths = [0] * slots
+        self.ends = [0] * slots  # of what is committed, or written behind it by the last pass
         self._prompts: dict[int, list[int]] = {}  # what a slot's first positions were read from
         self._make = make
         self.capacity = min(_FIRST_CAPACITY, round_up(max_len, BUCKET))
@@ -53,32 +54,44 @@ class SlotCache:
         return len(self.lengths)
 
     def reserve(self, slots: Sequence[int], rows: int) -> None:
-        """Make room for `rows` more rows in these slots, committed or not."""
+        """Make room for `rows` more rows in these slots, committed or not.
+
+        What the last pass over a slot has written behind its length stays there.
+        """
+        self.make_room(max(slots) + 1, extent(max(self.lengths[s] for s in slots), rows))
+        for slot in slots:
+            self.ends[slot] = self.lengths[slot] + rows
+
+    def make_room(self, slots: int, needed: int) -> None:
+        """Memory for the first slots, and for so many positions of each."""
         held = self.storage[0].shape[0]
-        needed = extent(max(self.lengths[s] for s in slots), rows)
-        if needed <= self.capacity and max(slots) < held:
+        if needed <= self.capacity and slots <= held:
             return
         capacity = self.capacity
         if needed > capacity:
             wanted = max(needed, min(2 * capacity, self.max_len))
             capacity = round_up(wanted, BUCKET)
-        count = held if max(slots) < held else min(self.slots, max(max(slots) + 1, 2 * held))
+        count = held if slots <= held else min(self.slots, max(slots, 2 * held))
         with torch.inference_mode(False):  # what is made here is written elsewhere, too
             grown = self._make(count, capacity)
         for old, new in zip(self.storage, grown, strict=True):
-            for slot, length in enumerate(self.lengths[:held]):
-                self._copy(old[slot], new[slot], length)
+            for slot, end in enumerate(self.ends[:held]):
+                self._copy(old[slot], new[slot], min(end, self.capacity))
         self.storage, self.capacity = grown, capacity
 
-    def row_indices(self, slots: Sequence[int], rows: int) -> Tensor:
-        """Flat indices `[B * rows]` into `[slots * capacity]` of the rows a pass writes."""
-        starts = [s * self.capacity + self.lengths[s] for s in slots]
+    def row_indices(self, slots: Sequence[int], rows: int, computed: int = 0) -> Tensor:
+        """Flat indices `[B * rows]` into `[slots * capacity]` of the rows a pass writes.
+
+        Args:
+            computed: rows of the block in front of them.
+        """
+        starts = [s * self.capacity + self.lengths[s] + computed for s in slots]
         if len(starts) == 1:
             return torch.arange(starts[0], starts[0] + rows)
         return (torch.tensor(starts).unsqueeze(1) + torch.arange(rows)).flatten()
 
     def commit(self, slot: int, kept: Sequence[int]) -> None:
-        """Keep these rows (ascending, relative to the length) of the last pass, drop the rest.
+        """Keep these rows (ascending, relative to the length) of the last block, drop the rest.
 
         Raises:
             ContextLengthError: the slot would hold more than `max_len` positions.

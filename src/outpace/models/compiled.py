@@ -81,7 +81,7 @@ _SCRATCH = "h qkv q attended act normed rounded scales sums sums_seen parts"
 
 class _Pass(ctypes.Structure):
     _fields_ = (
-        *_fields(_Number, "batch rows"),
+        *_fields(_Number, "batch rows computed"),
         *_fields(_Address, "tokens positions lengths slots keys values"),
         ("capacity", _Number),
         *_fields(_Address, "paths depths angles states"),
@@ -314,13 +314,18 @@ class CompiledDecoder:
         mask: Tensor | None = None,
         taps: Sequence[int] = (),
         logits: bool = True,
+        computed: int = 0,
         resume: Resume | None = None,
     ) -> ForwardOutput:
+        assert not computed or resume is None
+        room = tokens.shape[1]
+        tokens, positions = tokens[:, computed:], positions[:, computed:]
         batch, rows = tokens.shape
         out = _floats(batch, rows, self.vocab_size) if logits else None
-        p, held = self._prepare(tokens, positions, cache, slots, rows)
+        p, held = self._prepare(tokens, positions, cache, slots, room)
+        p.computed = computed
         if mask is not None:
-            held += _paths(mask)
+            held += _paths(mask[:, computed:])
             p.paths, p.depths = held[-2].data_ptr(), held[-1].data_ptr()
         if resume is not None:
             held.append(resume.states.float().contiguous())
@@ -421,7 +426,7 @@ class CompiledDecoder:
         p.tokens, p.positions = held[0].data_ptr(), held[1].data_ptr()
         p.lengths, p.slots, p.keys, p.values = map(ctypes.addressof, held[2:])
         p.paths = p.depths = p.taps = p.logits = p.states = None
-        p.first = 0
+        p.first = p.computed = 0
         return p, held
 
     def _score_into(self, p: _Pass, logits: Tensor) -> Top:
@@ -481,7 +486,8 @@ def _integers(count: int) -> Any:
 
 
 def _paths(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows `[B, T, T]` that each row of a block may look at, in order, and how many."""
+    """The rows `[B, T, N]` of a block that each of its last T may look at, in order, and how
+    many."""
     order = mask.logical_not().to(torch.uint8).argsort(dim=-1, stable=True)
     return order.to(torch.int32), mask.sum(-1)
 

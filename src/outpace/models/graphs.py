@@ -4,7 +4,8 @@ A decoding step launches some ten kernels per layer, and launching them takes a
 GPU's host longer than running them. A graph is launched as one. It has fixed
 shapes and addresses, and so has every pass here: a block is padded to
 `ROWS` rows, the batch to a power of two of slots, and what attention reads to
-a bucket. Padding writes behind what is committed, where the next pass writes.
+a bucket. Padding writes behind what is committed, where the next pass writes,
+and in slots that are not in the pass behind what was written last.
 
 Fixed shapes are what keeps a sequence's bits, too: plain and speculative
 decoding of one sequence replay the same graph, in which a row is computed
@@ -150,15 +151,17 @@ class GraphedDecoder:
         mask: Tensor | None = None,
         taps: Sequence[int] = (),
         logits: bool = True,
+        computed: int = 0,
         resume: Resume | None = None,
     ) -> ForwardOutput:
         assert isinstance(cache, KVCache)
         out = None
         rows = tokens.shape[1]
         # A recorded pass is whole: only then is it, to the last bit, what plain decoding replays.
+        # What has been computed of a block is computed again.
         if logits and rows <= ROWS and self._record is not None:
             starts = [cache.lengths[s] for s in slots]
-            self._reserve(cache, slots, max(starts) + rows)
+            self._reserve(cache, slots, max(starts) + rows, rows)
             how = cache, slots, mask, tuple(taps)
             first = rows
             if mask is None and len(slots) == 1:  # what lies in another bucket reads farther
@@ -168,17 +171,18 @@ class GraphedDecoder:
                 behind = [n + first for n in starts]
                 rest = self._replay(tokens[:, first:], positions[:, first:], behind, *how)
                 out = rest and _each(lambda *x: torch.cat(x, 1), out, rest)
-        return out or self.decoder.forward(
-            tokens, positions, cache, slots, mask, taps, logits, resume
+        if out is not None:
+            return _each(lambda x: x[:, computed:], out) if computed else out
+        return self.decoder.forward(
+            tokens, positions, cache, slots, mask, taps, logits, computed, resume
         )
 
     @staticmethod
-    def _reserve(cache: KVCache, slots: Sequence[int], end: int) -> None:
-        """Room for all that a block's passes write and read. What they wrote would not outlive
-        that the cache grows between them."""
-        lengths = cache.lengths[: _batch(cache, slots)]
-        needed = max(reach(end), max(end, *lengths) + ROWS)
-        cache.reserve(range(len(lengths)), needed - max(lengths))
+    def _reserve(cache: KVCache, slots: Sequence[int], end: int, rows: int) -> None:
+        """Room for all that a block's passes write and read, padding included."""
+        batch = _batch(cache, slots)
+        cache.make_room(batch, max(reach(end), max(end, *cache.ends[:batch]) + ROWS))
+        cache.reserve(slots, rows)
 
     def _replay(
         self,
@@ -255,7 +259,7 @@ class GraphedDecoder:
     ) -> None:
         """A block's own rows, then padding; slots that are not in the pass get padding alone."""
         batch, rows = len(inputs.tokens), tokens.shape[1]
-        begin = [cache.lengths[s] for s in range(batch)]
+        begin = cache.ends[:batch]
         for slot, start in zip(slots, starts, strict=True):
             begin[slot] = start
         numbers = torch.empty(batch, ROWS + 1, dtype=torch.int64)

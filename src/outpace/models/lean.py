@@ -164,17 +164,19 @@ class LeanDecoder:
         mask: Tensor | None = None,
         taps: Sequence[int] = (),
         logits: bool = True,
+        computed: int = 0,
         resume: Resume | None = None,
     ) -> ForwardOutput:
         assert isinstance(cache, KVCache)
-        rows = tokens.shape[1]
-        cache.reserve(slots, rows)
-        tokens, positions = upload(tokens, self.device), upload(positions, self.device)
-        write = upload(cache.row_indices(slots, rows), self.device)
-        groups = self._groups(cache, slots, rows, positions, mask)
+        assert not computed or resume is None
+        cache.reserve(slots, tokens.shape[1])
+        tokens = upload(tokens[:, computed:], self.device)
+        positions = upload(positions, self.device)
+        write = upload(cache.row_indices(slots, tokens.shape[1], computed), self.device)
+        groups = self._groups(cache, slots, positions, mask, computed)
         return self.run(
             tokens,
-            positions,
+            positions[:, computed:],
             self.angles(cache),
             cache,
             write,
@@ -282,13 +284,24 @@ class LeanDecoder:
         self,
         cache: KVCache,
         slots: Sequence[int],
-        rows: int,
         positions: Tensor,
         mask: Tensor | None,
+        computed: int,
     ) -> list[Group]:
         """Split the batch into runs of neighbouring slots whose rows read equally far, so that no
-        key or value is copied and a row reads as much alone as among others."""
-        spans = [_spans(cache.lengths[s], rows, mask is None) for s in slots]
+        key or value is copied and a row reads as much alone as among others.
+
+        The rows are those behind the computed ones, which to a causal block are as good as
+        committed.
+        """
+        starts = [cache.lengths[s] for s in slots]
+        if mask is None:
+            positions, starts = positions[:, computed:], [n + computed for n in starts]
+            spans = [_spans(n, positions.shape[1]) for n in starts]
+        else:
+            mask = mask[:, computed:]
+            everything = slice(0, mask.shape[1])
+            spans = [[(everything, extent(n, positions.shape[1]))] for n in starts]
         groups, start = [], 0
         for end in range(1, len(slots) + 1):
             together = end < len(slots) and (
@@ -297,9 +310,10 @@ class LeanDecoder:
             if not together:
                 picked = slice(start, end)
                 for some, length in spans[start]:
-                    lengths = [cache.lengths[s] + some.start for s in slots[picked]]
+                    lengths = [n + some.start for n in starts[picked]]
                     block = None if mask is None else upload(mask[picked], self.device)
-                    masks = self._masks(lengths, length, positions[picked, some], block)
+                    own = positions[picked, some] if mask is None else positions[picked]
+                    masks = self._masks(lengths, length, own, block)
                     read = cache.read(slots[start], slots[end - 1] + 1, length)
                     groups.append(Group(picked, some, read, masks))
                 start = end
@@ -308,11 +322,16 @@ class LeanDecoder:
     def _masks(
         self, lengths: Sequence[int], length: int, positions: Tensor, block: Tensor | None
     ) -> dict[int | None, Tensor]:
-        """Per window, additive masks `[b, 1, T * G + padding, length]`; padding sees something."""
+        """Per window, additive masks `[b, 1, T * G + padding, length]`; padding sees something.
+
+        Args:
+            positions: `[b, N]` of the whole block, of which a `block` `[b, T, N]` has the last
+                rows, and None all.
+        """
         rows = positions.shape[1]
-        short = query_padding(rows * self._fold, self.config.head_dim)
         plain = block is None and set(self.config.windows) == {None}
         if plain and self._causal.serves(rows, length):
+            short = query_padding(rows * self._fold, self.config.head_dim)
             return {None: self._causal(lengths, rows, length, short)}
         starts = upload(torch.tensor(lengths), self.device)
         return self.masks(starts, positions, length, block)
@@ -321,26 +340,26 @@ class LeanDecoder:
         self, starts: Tensor, positions: Tensor, length: int, block: Tensor | None
     ) -> dict[int | None, Tensor]:
         """The same from committed lengths `[B]` that the device has."""
-        rows = positions.shape[1]
+        rows = positions.shape[1] if block is None else block.shape[1]
         short = query_padding(rows * self._fold, self.config.head_dim)
         seen = visible(starts, rows, length, block)
         masks = {}
         for w in set(self.config.windows):
-            near = seen if w is None else seen & within(w, starts, positions, length)
+            near = seen if w is None else seen & within(w, starts, positions, length, rows)
             near = near | ~near.any(-1, keepdim=True)  # padding sees something
             mask = additive(near, self.dtype).repeat_interleave(self._fold, 2)
             masks[w] = F.pad(mask, (0, 0, 0, short))
         return masks
 
 
-def _spans(length: int, rows: int, causal: bool) -> list[tuple[slice, int]]:
-    """Rows of a block behind `length`, and how far they read.
+def _spans(length: int, rows: int) -> list[tuple[slice, int]]:
+    """Rows of a causal block behind `length`, and how far they read.
 
-    A row of a short causal block reads to the end of the bucket it lies in, wherever the block
-    begins: rows on both sides of a boundary attend apart. The nodes of a tree and the rows of a
-    prefill read to the end of the block.
+    A row of a short block reads to the end of the bucket it lies in, wherever the block
+    begins: rows on both sides of a boundary attend apart. The rows of a prefill, as the nodes of
+    a tree, read to the end of the block.
     """
-    if not causal or rows > BLOCK:
+    if rows > BLOCK:
         return [(slice(0, rows), extent(length, rows))]
     end = round_up(length + 1, BUCKET)
     first = min(rows, end - length)

@@ -69,11 +69,13 @@ class MarkovModel:
         mask: Tensor | None = None,
         taps: Sequence[int] = (),
         logits: bool = True,
+        computed: int = 0,
     ) -> ForwardOutput:
         batch, rows = tokens.shape
         cache.reserve(slots, rows)
         held = cache.storage[0]
-        held.view(-1)[cache.row_indices(slots, rows)] = tokens.flatten()
+        written = cache.row_indices(slots, rows - computed, computed)
+        held.view(-1)[written] = tokens[:, computed:].flatten()
         if mask is None:
             mask = torch.ones(rows, rows, dtype=torch.bool).tril().expand(batch, rows, rows)
         # The row before row i is the last one it may look at, besides itself.
@@ -81,7 +83,7 @@ class MarkovModel:
         before = torch.where(earlier, torch.arange(rows), -1).amax(-1)  # [B, T], -1: the cache
         lengths = torch.tensor([cache.lengths[s] for s in slots]).unsqueeze(1)
         slot = torch.tensor(list(slots)).unsqueeze(1)
-        at = lengths + torch.arange(rows)  # [B, T] where each row's token lies
+        at = lengths + torch.arange(computed, rows)  # where each row's token lies
         context = []
         for _ in range(self.order):
             context.append(torch.where(at >= 0, held[slot, at.clamp_min(0)], 0))

@@ -18,27 +18,28 @@ def visible(starts: Tensor, rows: int, length: int, block: Tensor | None) -> Ten
 
     Args:
         starts: `[B]` int64, committed positions of each slot; the block lies behind them.
-        block: `[B, T, T]` bool ancestor masks; None is causal.
+        rows: T, of a causal block.
+        block: `[B, T, N]` bool ancestor masks of the last T of a block's N rows; None is causal.
     """
     at = torch.arange(length, device=starts.device)
     base = starts.view(-1, 1, 1)
     if block is None:
         return at <= base + torch.arange(rows, device=starts.device).view(1, -1, 1)
-    row, inside = _block_rows(starts, rows, at)
-    seen = block.gather(2, row.unsqueeze(1).expand(-1, rows, -1))
+    row, inside = _block_rows(starts, block.shape[2], at)
+    seen = block.gather(2, row.unsqueeze(1).expand(-1, block.shape[1], -1))
     return (at < base) | (seen & inside.unsqueeze(1))
 
 
-def within(window: int, starts: Tensor, positions: Tensor, length: int) -> Tensor:
-    """`[B, T, length]` bool: keys less than `window` positions before the row.
+def within(window: int, starts: Tensor, positions: Tensor, length: int, rows: int) -> Tensor:
+    """`[B, rows, length]` bool: keys less than `window` positions before each of the last rows.
 
     A committed key's position is its index; a block key's is in `positions`
-    `[B, T]` (in a tree several rows stand at one position).
+    `[B, N]` (in a tree several rows stand at one position).
     """
     at = torch.arange(length, device=positions.device)
     row, inside = _block_rows(starts, positions.shape[1], at)
     key = torch.where(inside, positions.gather(1, row), at)
-    return positions.unsqueeze(2) - key.unsqueeze(1) < window
+    return positions[:, -rows:].unsqueeze(2) - key.unsqueeze(1) < window
 
 
 def _block_rows(starts: Tensor, rows: int, at: Tensor) -> tuple[Tensor, Tensor]:

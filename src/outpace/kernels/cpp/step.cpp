@@ -38,13 +38,15 @@ struct Model {
 
 struct Pass {
     int64_t batch, rows;
+    int64_t computed;                   // rows of the block in front of them: in the cache
     const int64_t *tokens, *positions;  // [batch, rows]
     const int64_t *lengths;             // [batch] committed positions
     const int64_t *slots;               // [batch]
     void *const *keys, *const *values;  // per layer [slots, kv_heads, ..], a head as in `Head`
     int64_t capacity;                   // positions of a slot
-    const int32_t *paths;               // [batch, rows, rows] the block's rows that a row sees, in
-    const int64_t *depths;              // order, and [batch, rows] their number; null is causal
+    const int32_t *paths;               // [batch, rows, computed + rows] the block's rows that a
+    const int64_t *depths;              // row sees, in order, and [batch, rows] their number; null
+                                        // is causal
     const float *angles;                // [positions, 2, head_dim] cosines, signed sines
     const float *states;                // [batch * rows, hidden] in front of layer `first`, or null
     int64_t first;                      // layers that have run already
@@ -261,7 +263,7 @@ class Worker {
             return;
         }
         const int64_t head = (number - m.heads) % m.kv_heads;
-        const int64_t position = p.lengths[b] + r % p.rows;
+        const int64_t position = p.lengths[b] + p.computed + r % p.rows;
         with_kind(m.cache_kind, [&](auto kind) {
             typedef decltype(kind) Kind;
             typedef typename Kind::Item Item;
@@ -313,9 +315,10 @@ class Worker {
 
     View view(const Layer &l, int64_t b, int64_t head, int64_t i) const {
         const int64_t fold = m.heads / m.kv_heads, r = b * p.rows + i / fold;
-        const int64_t end = p.lengths[b] + (p.depths ? p.depths[r] : i / fold + 1);
+        const int64_t seen = p.depths ? p.depths[r] : p.computed + i / fold + 1;
+        const int64_t end = p.lengths[b] + seen;
         return {p.q + (r * m.heads + head * fold + i % fold) * padded(m.head_dim),
-                p.paths ? p.paths + r * p.rows : nullptr,
+                p.paths ? p.paths + r * (p.computed + p.rows) : nullptr,
                 l.window ? std::max<int64_t>(0, end - l.window) : 0, end, p.lengths[b]};
     }
 
