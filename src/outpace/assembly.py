@@ -31,6 +31,7 @@ from .models.loading import (
     load_tokenizer,
 )
 from .models.quantize import choose_quantization
+from .trees import TreeLike, parse_tree
 from .types import SamplingParams
 from .verifiers import make_verifier
 
@@ -53,6 +54,7 @@ class Assembly:
         k: int | None = None,
         *,
         verifier: str | None = None,
+        tree: TreeLike | None = None,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         max_batch: int = 8,
@@ -64,6 +66,8 @@ class Assembly:
         self._check_free(drafter)
         self._k, self._max_batch = k, check_max_batch(max_batch)
         self._draft = _blueprint(drafter)
+        if tree is not None:
+            self._branch(tree, verifier)
         rule = Drafter.rule if self._draft is None else self._draft.rule
         self.verifier = make_verifier(rule if verifier is None else verifier)
         self.remarks: list[str] = []
@@ -85,6 +89,13 @@ class Assembly:
         self._eos = eos_token_ids(self.source, self.tokenizer)
         if self._draft is not None:
             self.remarks += self.check_drafter(self._draft)
+
+    def _branch(self, tree: TreeLike, verifier: str | None) -> None:
+        """Let the drafter draft trees, whose children come about as suits the rule."""
+        if self._draft is None:
+            raise OptionError("a tree is for a drafter, and there is none: give one, or no tree")
+        rule = None if verifier is None else make_verifier(verifier)
+        self._draft.branch(parse_tree(tree, "without" if rule is None else rule.siblings))
 
     @staticmethod
     def _check_free(drafter: object) -> None:
@@ -167,6 +178,7 @@ def load(
     k: int | None = None,
     *,
     verifier: str | None = None,
+    tree: TreeLike | None = None,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     max_batch: int = 8,
@@ -191,6 +203,10 @@ def load(
             the target alone, too, the default for cascades, which accepts more
             than "match"; "greedy", which takes requests at temperature 0 only; or
             "typical", which is lossy: its texts are not the target's.
+        tree: what a drafter that runs a model drafts, by default chains: children per
+            node by level ("4x2x1"), "chains:3,5", "sequoia:32", "dynamic:48,6",
+            "opt:48", paths of ranks ([[0], [0, 0], [1]]), or a file of them. `outpace
+            tree` lists and draws them.
         dtype: "float32", "bfloat16" or "float16"; by default the checkpoint's
             where this machine is fast at it, else float32.
         device: "cpu", "cuda", "cuda:N" or "mps"; by default the best there is.
@@ -212,6 +228,7 @@ def load(
         drafter,
         k,
         verifier=verifier,
+        tree=tree,
         dtype=dtype,
         device=device,
         max_batch=max_batch,

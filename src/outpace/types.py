@@ -26,6 +26,10 @@ Provenance = Literal["draft", "correction", "bonus", "plain"]
 from the residual after a rejection), `bonus` (drawn from p after a full
 acceptance), `plain` (nothing was proposed)."""
 
+Draw = Literal["top", "without", "with"]
+"""How the children of a node come about: the likeliest tokens, which are certain, or drawn
+ones, without or with replacement."""
+
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 """`stop`: an EOS token, a stop string, or a constraint that allows nothing more;
 `length`: `max_new_tokens`; `context`: no positions are left; `cancelled`: the

@@ -21,7 +21,8 @@ from outpace.drafters import (
     SuffixDrafter,
     certain,
 )
-from outpace.drafters.cascade import Cascade, _merged
+from outpace.drafters.base import together
+from outpace.drafters.cascade import Cascade
 from outpace.engine import Engine
 from outpace.models import MarkovModel
 from outpace.sampling import Warp
@@ -258,7 +259,7 @@ def test_drafts_of_different_laws_become_one():
     tree, q = Tree((-1, -1, 0)), torch.tensor([[[0.5, 0.5, 0.0], [0.0, 0.2, 0.8]]])
     sure = Draft(torch.tensor([[2, 1, 0]]), PointMass(), (tree,))
     drawn = Draft(torch.tensor([[1, 2]]), Rows(q), (chain(2),))
-    both = _merged([(sure, [2]), (drawn, [0])], 3, torch.device("cpu"))
+    both = together([(sure, [2]), (drawn, [0])], 3, torch.device("cpu"))
     assert both.trees == (chain(2), chain(0), tree)
     assert both.tokens[[0, 2]].tolist() == [[1, 2, 0], [2, 1, 0]]
     assert isinstance(both.law, Rows)

@@ -37,6 +37,7 @@ def audit(
         str | None,
         typer.Option("--verifier", help="Rule of outpace under audit; by default as generate."),
     ] = None,
+    tree: common.TreeName = None,
     engine: Annotated[
         str,
         typer.Option(
@@ -123,6 +124,7 @@ def audit(
         "--prompt-lookup": prompt_lookup,
         "--early-exit": early_exit,
         "--verifier": verifier,
+        "--tree": tree,
         "--served-model": served_model,
         "--together": together,
         "-k": k,
@@ -173,6 +175,7 @@ def audit(
         compile=compile,
         quantize=quantize,
         verifier=verifier,
+        tree=tree,
         max_batch=16,
     )
     assert generator.tokenizer is not None
@@ -227,8 +230,8 @@ def _check_engine(engine: str, drafter: str | None, given: Set[str]) -> None:
                 f"transformers drafts with a model, not with {drafter!r}: give its folder or hub "
                 "id, or --prompt-lookup or --early-exit"
             )
-    if "--verifier" in given and engine != "outpace":
-        raise OptionError(f"--verifier is a rule of outpace, {engine} has its own: leave it out")
+    if engine != "outpace" and (ours := sorted(given & {"--tree", "--verifier"})):
+        raise OptionError(f"{ours[0]} is about rounds of outpace, not {engine}: leave it out")
     if "-k" in given and (url or "--prompt-lookup" in given):
         who = "the endpoint" if url else "--prompt-lookup"
         raise OptionError(f"-k says nothing to {who}, which has a number of its own: leave it out")

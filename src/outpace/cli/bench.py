@@ -25,6 +25,7 @@ def bench(
     drafter: common.DrafterName = None,
     k: common.DraftLength = None,
     verifier: common.VerifierName = None,
+    tree: common.TreeName = None,
     seed: common.Seed = 0,
     max_new_tokens: common.MaxNewTokens = 128,
     dtype: common.Dtype = None,
@@ -56,6 +57,7 @@ def bench(
         check=lambda assembly: assembly.check(params, texts),
         compile=compile,
         verifier=verifier,
+        tree=tree,
         quantize=quantize,
         max_batch=1,
     )

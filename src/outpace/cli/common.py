@@ -50,6 +50,14 @@ VerifierName = Annotated[
         "By default token, match for drafts that are not drawn, coupled for cascades.",
     ),
 ]
+TreeName = Annotated[
+    str | None,
+    typer.Option(
+        "--tree",
+        help="Trees instead of chains, for drafters that run a model: '4x2x1', 'sequoia:32', "
+        "'dynamic:48,6', or a file; 'outpace tree' lists and draws them.",
+    ),
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="At most this many.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")]

@@ -30,6 +30,7 @@ def generate(
     drafter: common.DrafterName = None,
     k: common.DraftLength = None,
     verifier: common.VerifierName = None,
+    tree: common.TreeName = None,
     seed: common.Seed = None,
     max_new_tokens: common.MaxNewTokens = 128,
     stop: Annotated[
@@ -75,6 +76,7 @@ def generate(
         check=lambda assembly: assembly.check(params, **request),
         compile=compile,
         verifier=verifier,
+        tree=tree,
         quantize=quantize,
         max_batch=1,
     )

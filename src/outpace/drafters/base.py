@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import IncompatibleError, OptionError
 from ..models.base import LanguageModel
 from ..models.cache import SlotCache
 from ..sampling import DraftNoise, Warp
-from ..types import Draft, Law, PointMass, Shape, Tree, check_whole_number
+from ..trees import Builder, chain
+from ..types import Draft, Independent, Law, PointMass, Rows, Shape, Tree, check_whole_number
 
 if TYPE_CHECKING:
     from ..models.loading import Progress
@@ -92,6 +94,7 @@ class Drafter:
             this one's, by the same seed, so rules whose texts follow from the draft
             would not be exact: it goes with `match` and `coupled`.
         begun: the share of the target's layers that have run over a draft when it is done.
+        draws: numbers that a draft is drawn with, at most, if they are more than K.
         requires: what it needs of a target or a machine, in a few words.
     """
 
@@ -106,6 +109,7 @@ class Drafter:
     instant: bool = True
     remembers: bool = False
     begun: float = 0.0
+    draws: int = 0
     members: Sequence[Drafter] = ()
     """The drafters that it is made of."""
     taken: bool = False
@@ -139,6 +143,14 @@ class Drafter:
     def alone(self) -> LanguageModel | None:
         """A model that writes the target's tokens by itself, if it drafts with one."""
         return None
+
+    def branch(self, builder: Builder) -> None:
+        """Draft trees of this shape.
+
+        Raises:
+            IncompatibleError: it does not draft level by level.
+        """
+        refuse_tree(self.name)
 
     def check(self, setting: Setting) -> Sequence[str]:
         """Whether it can draft for a target whose weights are not read yet; remarks worth showing.
@@ -194,6 +206,18 @@ class Drafter:
         """Drop what is remembered of other requests; no slot is open."""
 
 
+def refuse_tree(name: str) -> NoReturn:
+    """For drafters that have no levels.
+
+    Raises:
+        IncompatibleError: always.
+    """
+    raise IncompatibleError(
+        f"the drafter {name!r} takes no tree: that is for drafters that run a model over the "
+        "target's tokens ('outpace drafters' has the options of the others)"
+    )
+
+
 class CertainDrafter(Drafter):
     """A drafter that draws nothing and looks at one sequence at a time."""
 
@@ -218,3 +242,33 @@ def certain(proposals: Sequence[tuple[Sequence[int], Tree]], device: torch.devic
     rows = [[*tokens, *[0] * (width - len(tokens))] for tokens, _ in proposals]
     tokens = torch.tensor(rows, dtype=torch.int64, device=device).view(len(rows), width)
     return Draft(tokens, PointMass(), tuple(tree for _, tree in proposals))
+
+
+def together(
+    parts: Sequence[tuple[Draft, Sequence[int]]], batch: int, device: torch.device
+) -> Draft:
+    """One draft of several, each for some of the sequences; the others get nothing."""
+    if len(parts) == 1 and len(parts[0][1]) == batch:
+        return parts[0][0]
+    width = max((d.tokens.shape[1] for d, _ in parts), default=0)
+    tokens = torch.zeros(batch, width, dtype=torch.int64, device=device)
+    trees = [chain(0)] * batch
+    laws = [d.law.q for d, _ in parts if isinstance(d.law, Rows)]
+    q = None
+    if laws:
+        q = torch.zeros(batch, width, laws[0].shape[-1], dtype=laws[0].dtype, device=device)
+    for draft, rows in parts:
+        n = draft.tokens.shape[1]
+        at = torch.tensor(rows, device=device)
+        tokens[at, :n] = draft.tokens.to(device)
+        if q is not None:
+            certain = F.one_hot(tokens[at, :n], q.shape[-1]).to(q.dtype)
+            q[at, :n] = draft.law.q.to(q) if isinstance(draft.law, Rows) else certain
+        for b, tree in zip(rows, draft.trees, strict=True):
+            trees[b] = tree
+    if q is None:
+        return Draft(tokens, PointMass(), tuple(trees))
+    chains = [all(tree.is_chain for tree in d.trees) for d, _ in parts]
+    apart = [isinstance(d.law, Independent) for d, _ in parts]
+    law = Independent if all(map(max, apart, chains)) and any(apart) else Rows
+    return Draft(tokens, law(q), tuple(trees))

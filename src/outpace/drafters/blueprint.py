@@ -21,9 +21,10 @@ from ..models.loading import (
     load_tokenizer,
 )
 from ..models.tokenizer import Tokenizer, check_vocabularies
+from ..trees import Builder
 from ..types import Law, Shape
 from .base import Drafter
-from .model import ModelDrafter
+from .model import ModelDrafter, branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,14 @@ class Blueprint(Protocol):
     instant: bool
     remembers: bool
 
+    def branch(self, builder: Builder) -> None:
+        """Draft trees of this shape.
+
+        Raises:
+            IncompatibleError: it does not draft level by level.
+        """
+        ...
+
     def check(self, setting: Setting) -> Sequence[str]:
         """Whether it can draft for a target; remarks worth showing.
 
@@ -90,11 +99,16 @@ class Checkpoint:
     rule = ModelDrafter.rule
     instant = ModelDrafter.instant
     remembers = ModelDrafter.remembers
+    draws = ModelDrafter.draws
+    builder: Builder | None = None
 
     def __init__(self, path: str | Path) -> None:
         self.name = str(path)
         self._source: Source
         self._compile: Compile = "auto"
+
+    def branch(self, builder: Builder) -> None:
+        branch(self, builder)
 
     def check(self, setting: Setting) -> Sequence[str]:
         self._find(setting)
@@ -112,7 +126,7 @@ class Checkpoint:
         check_runner(self._source, setting.device, setting.compile, None)
 
     def build(self, target: LanguageModel, progress: Progress) -> Drafter:
-        return ModelDrafter(self._load(target, progress), self.name)
+        return ModelDrafter(self._load(target, progress), self.name, self.builder)
 
     def _load(self, target: LanguageModel, progress: Progress) -> LanguageModel:
         # It runs as the target does; two precisions would only cost acceptance.

@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import IncompatibleError, OptionError
@@ -31,9 +30,9 @@ from ..models.base import LanguageModel, upload
 from ..models.cache import SlotCache
 from ..models.loading import Progress
 from ..sampling import DraftNoise, Warp
-from ..trees import chain
-from ..types import Draft, Law, PointMass, Rows, Shape, Tree
-from .base import Commit, Context, Drafter
+from ..trees import Builder
+from ..types import Draft, Law, Rows, Shape, Tree
+from .base import Commit, Context, Drafter, together
 from .blueprint import Blueprint, Setting
 
 _WINDOW = 20
@@ -87,6 +86,7 @@ class CascadeDrafter(Drafter):
     ) -> None:
         self.members: Sequence[Drafter] = tuple(members)
         self.name, self.laws, self.proposes, self.k = _together(self.members)
+        self.draws = max(m.draws for m in self.members)
         self.taps = tuple(sorted({tap for m in self.members for tap in m.taps}))
         self.tops = max(m.tops for m in self.members)
         self._clock = clock
@@ -102,6 +102,10 @@ class CascadeDrafter(Drafter):
 
     def check(self, setting: Setting) -> Sequence[str]:
         return _remarks(self.members, setting)
+
+    def branch(self, builder: Builder) -> None:
+        _branch(self.members, builder)
+        self.name, self.laws, self.proposes, self.k = _together(self.members)
 
     def build(self, target: LanguageModel, progress: Progress) -> Drafter:
         self.members = tuple(member.build(target, progress) for member in self.members)
@@ -182,7 +186,7 @@ class CascadeDrafter(Drafter):
             self._taken.pop(context.slot, None)
             if choice is not None:
                 self._taken[context.slot] = choice
-        return _merged(parts, len(contexts), warp.device)
+        return together(parts, len(contexts), warp.device)
 
     def _choose(
         self, context: Context, trees: dict[int, Tree], budget: int
@@ -248,32 +252,6 @@ def _rows_of(draft: Draft, rows: Sequence[int]) -> Draft:
     return Draft(draft.tokens[at], draft.law, tuple(draft.trees[b] for b in rows))
 
 
-def _merged(
-    parts: Sequence[tuple[Draft, Sequence[int]]], batch: int, device: torch.device
-) -> Draft:
-    """One draft of several, each for some of the sequences."""
-    if len(parts) == 1 and len(parts[0][1]) == batch:
-        return parts[0][0]
-    width = max((d.tokens.shape[1] for d, _ in parts), default=0)
-    tokens = torch.zeros(batch, width, dtype=torch.int64, device=device)
-    trees = [chain(0)] * batch
-    laws = [d.law.q for d, _ in parts if isinstance(d.law, Rows)]
-    q = None
-    if laws:
-        q = torch.zeros(batch, width, laws[0].shape[-1], dtype=laws[0].dtype, device=device)
-    for draft, rows in parts:
-        n = draft.tokens.shape[1]
-        at = torch.tensor(rows, device=device)
-        tokens[at, :n] = draft.tokens.to(device)
-        if q is not None:
-            certain = F.one_hot(tokens[at, :n], q.shape[-1]).to(q.dtype)
-            q[at, :n] = draft.law.q.to(q) if isinstance(draft.law, Rows) else certain
-        for b, tree in zip(rows, draft.trees, strict=True):
-            trees[b] = tree
-    law: Law = PointMass() if q is None else Rows(q)
-    return Draft(tokens, law, tuple(trees))
-
-
 def _together(
     members: Sequence[Blueprint],
 ) -> tuple[str, tuple[type[Law], ...], Shape, int]:
@@ -295,6 +273,22 @@ def _together(
     )
 
 
+def _branch(members: Sequence[Blueprint], builder: Builder) -> None:
+    """Those that can draft such trees.
+
+    Raises:
+        IncompatibleError: none can.
+    """
+    refusals = []
+    for member in members:
+        try:
+            member.branch(builder)
+        except IncompatibleError as error:
+            refusals.append(error)
+    if len(refusals) == len(members):
+        raise refusals[-1]
+
+
 def _remarks(members: Sequence[Blueprint], setting: Setting) -> list[str]:
     return [remark for member in members for remark in member.check(setting)]
 
@@ -309,6 +303,10 @@ class Cascade:
     def __init__(self, members: Sequence[Blueprint]) -> None:
         self._members = members
         self.name, self.laws, self.proposes, self.k = _together(members)
+
+    def branch(self, builder: Builder) -> None:
+        _branch(self._members, builder)
+        self.name, self.laws, self.proposes, self.k = _together(self._members)
 
     def check(self, setting: Setting) -> Sequence[str]:
         return _remarks(self._members, setting)

@@ -3,8 +3,9 @@
 Elhoushi et al., "LayerSkip: enabling early exit inference and self-speculative
 decoding", 2024, section 4.3. Drafting leaves the first layers' keys and values in the
 target's cache and keeps their states, so the target's pass over the draft begins
-behind them, and no layer runs twice for a token. (Recorded CUDA passes are whole: there
-the layers that draft cost what those of any drafter do.)
+behind them, and no layer runs twice for a token. (Recorded CUDA passes are whole, and so is
+the pass over a tree, of which not every node was read: there the layers that draft cost
+what those of any drafter do.)
 
 How much is accepted depends on whether the target was trained to exit early.
 Where it was not, an adapter may help: a small layer behind the exit, in a folder
@@ -71,7 +72,7 @@ class EarlyExitDrafter(OwnDrafter):
         whole = layered(target, self.name)
         self._check(whole.layers, whole.hidden_size)
         self.model = whole.part(range(self._exit), self._adapter)
-        if whole.resumes:
+        if whole.resumes and self.builder is None:
             self.keeps_states, self.begun = True, self._exit / whole.layers
             self._model_taps = (self._exit - 1,)
         self._share(whole, cache)

@@ -23,11 +23,11 @@ from ..models.base import ForwardOutput, LanguageModel, RollsOut, prefill, uploa
 from ..models.cache import SlotCache
 from ..models.loading import Progress, load_tokenizer
 from ..sampling import DraftNoise, Warp, argmax, law_device
-from ..trees import chain
+from ..trees import Builder, chain
 from ..types import Draft, Law, PointMass, SamplingParams
-from .base import Commit, Context, Drafter, certain
+from .base import Commit, Context, Drafter, certain, refuse_tree
 from .blueprint import Checkpoint, Setting
-from .model import ModelDrafter
+from .model import ModelDrafter, branch
 from .translation import Common, Translated, Words, special_pairs
 
 _TAIL = 8
@@ -66,6 +66,9 @@ class ForeignDrafter(ModelDrafter):
     def observe(self, commits: Sequence[Commit]) -> None:
         pass  # the text tells, at the next draft
 
+    def branch(self, builder: Builder) -> None:
+        refuse_tree(self.name)
+
     def _room(self, context: Context) -> int:
         """The same, of the text in the draft's tokens: what is fed is what its cache lacks."""
         text, held = self._texts[context.slot], self._held[context.slot]
@@ -91,6 +94,7 @@ class TLIDrafter(ForeignDrafter):
     def __init__(self, model: LanguageModel, common: Common, name: str) -> None:
         super().__init__(model, common.target, common.draft, name)
         self._common = common
+        self._fed: dict[int, list[int]] = {}  # the last draft, in the draft's tokens
 
     def start(self, target: LanguageModel, cache: SlotCache) -> None:
         super().start(target, cache)
@@ -109,17 +113,27 @@ class TLIDrafter(ForeignDrafter):
     ) -> Draft:
         draft = super().draft(contexts, budgets, warp, noise)
         fed = self._to_draft[draft.tokens].tolist()  # a host sync
+        if self.builder is not None:
+            self._fed = {c.slot: row for c, row in zip(contexts, fed, strict=True)}
+            return draft
         for context, row, tree in zip(contexts, fed, draft.trees, strict=True):
             self._held[context.slot] += row[: max(0, len(tree) - 1)]
         return draft
 
-    def _step(
-        self, token: Tensor, slots: Sequence[int], budgets: Sequence[int], step: int
-    ) -> ForwardOutput:
-        return super()._step(self._to_draft[token], slots, budgets, step)
+    def branch(self, builder: Builder) -> None:
+        branch(self, builder)
 
-    def _forward(self, tokens: Tensor, positions: Tensor, slots: Sequence[int]) -> ForwardOutput:
-        return self.model.forward(tokens, positions, self._cache, slots)
+    def observe(self, commits: Sequence[Commit]) -> None:
+        for commit in commits:
+            if commit.slot in self._grown:
+                kept = self._kept(commit)
+                self._cache.commit(commit.slot, kept)
+                self._held[commit.slot] += [self._fed[commit.slot][n] for n in commit.path][
+                    : len(kept)
+                ]
+
+    def _own(self, tokens: Tensor) -> Tensor:
+        return self._to_draft[tokens]
 
     def _likeliest(self, out: ForwardOutput) -> Tensor:
         return argmax(self._logits(out))
@@ -195,6 +209,9 @@ class ForeignCheckpoint(Checkpoint):
     def _remarks(self) -> Sequence[str]:
         return ()
 
+    def branch(self, builder: Builder) -> None:
+        refuse_tree(self.name)
+
 
 class TLI(ForeignCheckpoint):
     """Drafts with a model of another vocabulary the tokens that both have.
@@ -212,8 +229,14 @@ class TLI(ForeignCheckpoint):
             )
         return [f"{self._common.share:.0%} of the target's tokens can be drafted by {self.name}"]
 
+    def branch(self, builder: Builder) -> None:
+        branch(self, builder)
+
     def build(self, target: LanguageModel, progress: Progress) -> Drafter:
-        return TLIDrafter(self._load(target, progress), self._common, f"tli:{self.name}")
+        drafter = TLIDrafter(self._load(target, progress), self._common, f"tli:{self.name}")
+        if self.builder is not None:
+            drafter.branch(self.builder)
+        return drafter
 
 
 class SLEM(ForeignCheckpoint):

@@ -5,12 +5,16 @@ from its own law under the request's own sampling parameters. It keeps a cache
 of its own. After a full acceptance that cache lacks the last drafted token;
 whatever of the context it lacks is fed at the start of the next round, so it
 is in sync after every outcome.
+
+A tree grows level by level, each in one pass over the nodes that get children, of all
+sequences (Miao et al., "SpecInfer", 2024, section 4). Their keys and values lie behind what
+is committed until it is known which of them stay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,16 +23,16 @@ from torch import Tensor
 from ..models.base import ForwardOutput, LanguageModel, RollsOut, Top, prefill, upload
 from ..models.cache import SlotCache
 from ..sampling import DraftNoise, Warp, argmax, law_device
-from ..trees import chain
-from ..types import Draft, Law, PointMass, Rows
-from .base import Commit, Context, Drafter
+from ..trees import Block, Builder, Children, Growth, chain
+from ..types import Draft, Draw, Independent, Law, PointMass, Rows, Shape
+from .base import Commit, Context, Drafter, together
 
 _MANY = 32
 """Tokens that are read without logits before a draft."""
 
 
 class ModelDrafter(Drafter):
-    """Drafts chains with a language model.
+    """Drafts chains or trees with a language model.
 
     Logits of ids the target lacks are cut off, ids the draft lacks get
     probability 0; both keep the law exact.
@@ -41,15 +45,24 @@ class ModelDrafter(Drafter):
     keeps_states = False
     """Whether the states behind the model's last layer are kept, of every token that is fed."""
 
-    def __init__(self, model: LanguageModel, name: str = name) -> None:
+    builder: Builder | None = None
+    """Of trees; without one it drafts chains."""
+
+    def __init__(self, model: LanguageModel, name: str = name, tree: Builder | None = None) -> None:
         self.model = model
         self.name = name
+        if tree is not None:
+            self.branch(tree)
         self._vocab_size: int  # the target's
         self._rolls_out: bool
         self._cache: SlotCache
         self._drafted: dict[int, int] = {}  # slot -> drafted tokens its cache holds
+        self._grown: dict[int, Sequence[int]] = {}  # slot -> where its tree's nodes were read
         self._model_taps: tuple[int, ...] = ()
         self._states: list[Tensor] = []
+
+    def branch(self, builder: Builder) -> None:
+        branch(self, builder)
 
     @property
     def alone(self) -> LanguageModel | None:
@@ -73,9 +86,11 @@ class ModelDrafter(Drafter):
     def close(self, slot: int) -> None:
         self._cache.truncate(slot, 0)
         self._drafted.pop(slot, None)
+        self._grown.pop(slot, None)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         for commit in commits:
+            self._cache.commit(commit.slot, self._kept(commit))
             drafted = self._drafted.pop(commit.slot, 0)
             surplus = max(0, drafted - len(commit.path))
             self._cache.truncate(commit.slot, self._cache.lengths[commit.slot] - surplus)
@@ -89,25 +104,25 @@ class ModelDrafter(Drafter):
     ) -> Draft:
         rooms = [self._room(context) for context in contexts]
         budgets = [max(0, min(b, room)) for b, room in zip(budgets, rooms, strict=True)]
-        trees = tuple(chain(b) for b in budgets)
         live = [i for i, budget in enumerate(budgets) if budget]
+        draw = self._draw if self.builder is None else self._grow
         if len(live) == len(contexts):
-            return Draft(*self._draw(contexts, budgets, warp, noise), trees=trees)
+            return draw(contexts, budgets, warp, noise)
         if not live:
-            empty = torch.zeros(len(contexts), 0, dtype=torch.int64, device=warp.device)
-            return Draft(empty, PointMass(), trees=trees)
-        drawn, law = self._draw(
+            return together([], len(contexts), warp.device)
+        drawn = draw(
             [contexts[i] for i in live],
             [budgets[i] for i in live],
             warp.select(live),
             None if noise is None else noise.select(upload(torch.tensor(live), warp.device)),
         )
-        at = upload(torch.tensor(live), drawn.device)
-        tokens = drawn.new_zeros(len(contexts), drawn.shape[1]).index_copy_(0, at, drawn)
-        if isinstance(law, Rows):
-            q = law.q.new_zeros(len(contexts), *law.q.shape[1:])
-            law = Rows(q.index_copy_(0, at, law.q))
-        return Draft(tokens, law, trees=trees)
+        return together([(drawn, live)], len(contexts), drawn.tokens.device)
+
+    def _kept(self, commit: Commit) -> list[int]:
+        """Of the rows that a tree was read in those that stay: nodes before any that was not."""
+        read = self._grown.pop(commit.slot, None)
+        rows = [] if read is None else [read[node] for node in commit.path]
+        return rows[: rows.index(-1)] if -1 in rows else rows
 
     def _room(self, context: Context) -> int:
         """Tokens that the model has positions for behind a context."""
@@ -119,9 +134,10 @@ class ModelDrafter(Drafter):
         budgets: Sequence[int],
         warp: Warp,
         noise: DraftNoise | None,
-    ) -> tuple[Tensor, Law]:
-        """Draft tokens `[B, N]` and their law for sequences with budgets >= 1."""
+    ) -> Draft:
+        """Chains for sequences with budgets >= 1."""
         slots = [c.slot for c in contexts]
+        trees = tuple(chain(budget) for budget in budgets)
         for slot, budget in zip(slots, budgets, strict=True):
             self._drafted[slot] = budget - 1
         missing, block, positions = self._missing(contexts)
@@ -141,7 +157,8 @@ class ModelDrafter(Drafter):
                 self.keeps_states,
             )
             self._states = [] if rolled.states is None else [rolled.states]
-            return rolled.tokens, PointMass() if rolled.law is None else Rows(rolled.law)
+            law = PointMass() if rolled.law is None else Rows(rolled.law)
+            return Draft(rolled.tokens, law, trees)
         tokens: list[Tensor] = []
         rows: list[Tensor] = []
         paths: list[list[int]] = [[] for _ in slots]
@@ -153,11 +170,9 @@ class ModelDrafter(Drafter):
             else:
                 fed = _fed(tokens[-1], fed, budgets, step)
                 out = self._step(fed, slots, budgets, step)
-            logits = None if warp.all_greedy and not warp.shapes else self._logits(out)
-            if logits is not None and warp.shapes:
-                logits = warp.shape(logits, [[path] for path in paths]).logits
-                # Where it has none of the tokens that are left, one is as good as another.
-                logits = logits.masked_fill((logits == -torch.inf).all(-1, keepdim=True), 0.0)
+            logits = None
+            if not warp.all_greedy or warp.shapes:
+                logits = self._shaped(out, warp, [[path] for path in paths])
             if logits is None:
                 tokens.append(self._likeliest(out))
             elif warp.all_greedy:
@@ -171,7 +186,89 @@ class ModelDrafter(Drafter):
                     path.append(token)
         if self.keeps_states:
             self._step(_fed(tokens[-1], fed, budgets, len(tokens)), slots, budgets, len(tokens))
-        return torch.cat(tokens, 1), Rows(torch.cat(rows, 1)) if rows else PointMass()
+        law = Rows(torch.cat(rows, 1)) if rows else PointMass()
+        return Draft(torch.cat(tokens, 1), law, trees)
+
+    def _shaped(
+        self, out: ForwardOutput, warp: Warp, paths: Sequence[Sequence[Sequence[int]]]
+    ) -> Tensor:
+        """Logits behind the transforms."""
+        logits = self._logits(out)
+        if warp.shapes:
+            logits = warp.shape(logits, paths).logits
+            # Where it has none of the tokens that are left, one is as good as another.
+            logits = logits.masked_fill((logits == -torch.inf).all(-1, keepdim=True), 0.0)
+        return logits
+
+    def _grow(
+        self,
+        contexts: Sequence[Context],
+        budgets: Sequence[int],
+        warp: Warp,
+        noise: DraftNoise | None,
+    ) -> Draft:
+        """Trees for sequences with budgets >= 1."""
+        assert self.builder is not None
+        slots = [c.slot for c in contexts]
+        growth = self.builder.begin(budgets, warp.temperatures.tolist())
+        out = self._catch_up(*self._missing(contexts), slots)
+        paths: list[list[list[int]]] = [[[]] for _ in slots]
+        depth = 0
+        while True:
+            logits = self._shaped(out, warp, paths)
+            block = growth.add(self._children(logits, growth, depth, warp, noise))
+            if block is None:
+                break
+            out = self._read(block, slots)
+            if warp.shapes:
+                paths = _paths(block)
+            depth += 1
+        grown = growth.grown()
+        self._grown |= dict(zip(slots, grown.rows, strict=True))
+        law: Law = PointMass()
+        if grown.q is not None:
+            law = (Independent if self.builder.draw == "with" else Rows)(grown.q)
+        return Draft(grown.tokens, law, grown.trees)
+
+    def _children(
+        self, logits: Tensor, growth: Growth, depth: int, warp: Warp, noise: DraftNoise | None
+    ) -> Children:
+        """Of the rows that were read last, logits `[B, F, V]`."""
+        assert self.builder is not None
+        count = min(growth.width, logits.shape[-1])
+        if self.builder.weighs:
+            masses, tokens = self._masses(logits, warp).topk(count)
+            return Children(tokens, masses)
+        if self.builder.draw == "top" or warp.all_greedy:
+            return Children(logits.topk(count).indices)
+        assert noise is not None
+        assert growth.nodes is not None
+        nodes = upload(growth.nodes, logits.device)
+        replace = self.builder.draw == "with"
+        tokens, q = noise.children(warp(logits), logits, nodes, depth, replace)
+        return Children(tokens, q=q)
+
+    @staticmethod
+    def _masses(logits: Tensor, warp: Warp) -> Tensor:
+        """Logarithms of the model's own law; at temperature 0 of that at 1."""
+        plain = logits.log_softmax(-1)
+        if warp.all_greedy:
+            return plain
+        greedy = upload(warp.temperatures == 0, logits.device).view(-1, 1, 1)
+        return torch.where(greedy, plain, warp(logits).log())
+
+    def _read(self, block: Block, slots: Sequence[int]) -> ForwardOutput:
+        """Feed nodes of a tree, which are not committed."""
+        end = self.model.context_length - 1
+        roots = torch.tensor([[self._cache.lengths[slot] - 1] for slot in slots])
+        return self.model.forward(
+            self._own(block.tokens),
+            (roots + block.depths).clamp_max(end),
+            self._cache,
+            slots,
+            mask=block.mask,
+            computed=block.computed,
+        )
 
     def _missing(self, contexts: Sequence[Context]) -> tuple[list[list[int]], Tensor, Tensor]:
         """What each cache lacks of its context, and as a block: tokens and positions `[B, T]`.
@@ -219,19 +316,22 @@ class ModelDrafter(Drafter):
         """One more token `[B, 1]`, which is not committed of sequences past their budget."""
         end = self.model.context_length - 1
         positions = torch.tensor([[min(self._cache.lengths[s], end)] for s in slots])
-        out = self._forward(token, positions, slots)
+        out = self._forward(self._own(token), positions, slots)
         for slot, budget in zip(slots, budgets, strict=True):
             if step < budget:
                 self._cache.commit(slot, (0,))
         return out
 
     def _forward(self, tokens: Tensor, positions: Tensor, slots: Sequence[int]) -> ForwardOutput:
-        model = self.model
-        if model.vocab_size < self._vocab_size:
-            tokens = tokens.clamp_max(model.vocab_size - 1)
-        out = model.forward(tokens, positions, self._cache, slots, taps=self._model_taps)
+        taps = self._model_taps
+        out = self.model.forward(tokens, positions, self._cache, slots, taps=taps)
         self._states += out.taps
         return out
+
+    def _own(self, tokens: Tensor) -> Tensor:
+        """Drafted tokens as the model reads them."""
+        last = self.model.vocab_size - 1
+        return tokens.clamp_max(last) if last < self._vocab_size - 1 else tokens
 
     def _likeliest(self, out: ForwardOutput) -> Tensor:
         """Tokens `[B, 1]`."""
@@ -260,3 +360,33 @@ def _fed(drawn: Tensor, before: Tensor, budgets: Sequence[int], step: int) -> Te
         return drawn
     within = upload(torch.tensor([[b >= step] for b in budgets]), drawn.device)
     return torch.where(within, drawn, upload(before[:, -1:], drawn.device))
+
+
+def _paths(block: Block) -> list[list[list[int]]]:
+    """For each sequence and row that is read now, the drafted tokens up to it; a host sync."""
+    seen = block.mask[:, block.computed :].tolist()
+    return [
+        [[token for token, sees in zip(tokens, row, strict=True) if sees] for row in rows]
+        for tokens, rows in zip(block.tokens.tolist(), seen, strict=True)
+    ]
+
+
+class Branching(Protocol):
+    """What a tree changes of a drafter, or of one to be."""
+
+    builder: Builder | None
+    proposes: Shape
+    laws: tuple[type[Law], ...]
+    k: int
+    rule: str
+    draws: int
+
+
+def branch(drafter: Branching, builder: Builder) -> None:
+    """Let a drafter draft trees of this shape."""
+    drawn: dict[Draw, tuple[type[Law], ...]] = {"without": (Rows,), "with": (Independent,)}
+    drafter.builder, drafter.proposes = builder, builder.shape
+    drafter.laws = (PointMass, *drawn.get(builder.draw, ()))
+    drafter.k, drafter.draws = builder.depth, builder.nodes
+    if builder.draw == "top":
+        drafter.rule = Drafter.rule

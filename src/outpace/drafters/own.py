@@ -32,6 +32,7 @@ class OwnDrafter(ModelDrafter):
     def __init__(self, name: str) -> None:
         self.name = name
         self._drafted = {}
+        self._grown = {}
         self._model_taps = ()
         self._states = []
 
@@ -60,7 +61,8 @@ class OwnDrafter(ModelDrafter):
         held = [self._cache.lengths[c.slot] for c in contexts]
         # Were the cache to grow between the draft and the target's pass, what lies behind the
         # committed positions would be lost.
-        self._cache.reserve([c.slot for c in contexts], max(budgets) + 1 + _PADDING)
+        room = max(self.draws, *budgets) + 1 + _PADDING
+        self._cache.reserve([c.slot for c in contexts], room)
         try:
             return super().draft(contexts, budgets, warp, noise)
         finally:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import types
-import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
 
+from .. import named
 from ..errors import OptionError, first_line
 from ..models.loading import DEMO_DRAFT, DEMO_TARGET
 from .base import Drafter
@@ -110,14 +108,11 @@ def entries() -> list[Entry]:
 
 
 def _entry(name: str, make: Factory) -> Entry:
-    options = ",".join(
-        p.name.replace("_", "-") + ("" if p.default in (p.empty, None) else f"={p.default}")
-        for p in _options(name, make)
-    )
+    said = f"the drafter {name!r}"
     summary = (inspect.getdoc(make) or "").partition("\n")[0]
-    made = make if inspect.isclass(make) else _kinds(name, make).get("return")
+    made = make if inspect.isclass(make) else named.kinds(said, make).get("return")
     requires = getattr(made, "requires", Drafter.requires)
-    return Entry(name, f"{name}:{options}" if options else name, summary, requires)
+    return Entry(name, named.usage(name, make, said), summary, requires)
 
 
 def parse(text: str | Path) -> Blueprint:
@@ -146,7 +141,8 @@ def _is_path(text: str) -> bool:
 def _parse_one(text: str) -> Blueprint:
     name, _, rest = text.partition(":")
     if name in names():
-        return _make(name, factory(name), rest)
+        made: Blueprint = named.make("drafter", name, factory(name), rest)
+        return made
     if "/" in text or text in (DEMO_TARGET, DEMO_DRAFT) or _is_path(text):
         return Checkpoint(text)
     near = difflib.get_close_matches(name, names(), 1)
@@ -155,76 +151,3 @@ def _parse_one(text: str) -> Blueprint:
         f"there is no drafter {name!r}: {hint} (or give a draft model: a folder, or a hub id as "
         "OWNER/NAME; 'outpace drafters' lists all)"
     )
-
-
-def _make(name: str, make: Factory, given: str) -> Blueprint:
-    options, kinds = _options(name, make), _kinds(name, make)
-    values: dict[str, Any] = {}
-    for position, value in enumerate(given.split(",") if given else []):
-        key, equals, rest = value.partition("=")
-        if equals:
-            option = next((o for o in options if o.name == key.replace("-", "_")), None)
-            if option is None:
-                raise OptionError(f"the drafter {name!r} has no option {key!r}{_known(options)}")
-            value = rest
-        elif position < len(options):
-            option = options[position]
-        else:
-            raise OptionError(
-                f"the drafter {name!r} takes {len(options)} values at most{_known(options)}"
-            )
-        if option.name in values:
-            raise OptionError(f"{option.name} is given twice in '{name}:{given}'")
-        values[option.name] = _value(name, option.name, kinds.get(option.name, str), value)
-    missing = [o.name for o in options if o.default is o.empty and o.name not in values]
-    if missing:
-        raise OptionError(f"the drafter {name!r} needs {missing[0]}: write '{name}:{missing[0]}'")
-    return make(**values)
-
-
-def _options(name: str, make: Factory) -> list[inspect.Parameter]:
-    """The parameters that a string can set.
-
-    Raises:
-        OptionError: it has no signature.
-    """
-    try:
-        parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError) as error:
-        raise OptionError(f"the drafter {name!r} cannot be called ({error})") from error
-    return [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-
-
-def _kinds(name: str, make: Factory) -> dict[str, Any]:
-    """What annotations say.
-
-    Raises:
-        OptionError: they name what is not there.
-    """
-    try:
-        return typing.get_type_hints(make.__init__ if inspect.isclass(make) else make)
-    except Exception as error:
-        raise OptionError(
-            f"the drafter {name!r} has annotations that cannot be read ({first_line(error)})"
-        ) from error
-
-
-def _known(options: Sequence[inspect.Parameter]) -> str:
-    return f": it has {', '.join(o.name.replace('_', '-') for o in options)}" if options else ""
-
-
-def _value(name: str, option: str, kind: Any, text: str) -> Any:
-    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
-        kind = next(k for k in typing.get_args(kind) if k is not type(None))
-    if kind is bool:
-        if text.lower() in ("true", "yes", "1", "false", "no", "0"):
-            return text.lower() in ("true", "yes", "1")
-    elif kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    else:
-        return text
-    what = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
-    raise OptionError(f"{option} of the drafter {name!r} must be {what}, not {text!r}")

@@ -413,7 +413,9 @@ class Engine:
     def _draft_noise(self, running: list[Request], nodes: int) -> DraftNoise:
         if self.verifier.coupled:
             return DraftNoise(keys=self._keys(running))
-        rows = [r.noise.at(Stream.DRAFT, len(r.tokens), nodes) for r in running]
+        assert self.drafter is not None
+        count = max(nodes, self.drafter.draws)
+        rows = [r.noise.at(Stream.DRAFT, len(r.tokens), count) for r in running]
         return DraftNoise(self._noise(rows))
 
     def _keys(self, running: list[Request]) -> Keys:

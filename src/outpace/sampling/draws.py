@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +67,38 @@ def without(p: Tensor, token: Tensor) -> Tensor:
     return residual(p, torch.zeros_like(p).scatter_(-1, token.unsqueeze(-1), torch.inf))
 
 
+def without_replacement(
+    p: Tensor, scores: Tensor, count: int, draw: Callable[[Tensor, int], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Draw several indices per row, each from what those before it have left.
+
+    The order in which Gumbel noise ranks tokens has this law, too (Kool et al.,
+    "Stochastic beams and where to find them", 2019, section 2). Where nothing is left the
+    next ones are those with the largest scores, and certain.
+
+    Args:
+        p: `[..., V]`, rows sum to 1.
+        scores: `[..., V]`.
+        draw: gives `[...]` indices of rows `[..., V]`, for the j-th draw.
+
+    Returns:
+        Indices `[..., count]`, and the rows `[..., count, V]` that they were drawn from.
+    """
+    left, taken = p, torch.zeros_like(p, dtype=torch.bool)
+    tokens, rows = [], []
+    for j in range(count):
+        mass = left.sum(-1, keepdim=True, dtype=torch.float64)
+        best = argmax(scores.masked_fill(taken, -torch.inf)).unsqueeze(-1)
+        certain = torch.zeros_like(left).scatter_(-1, best, 1.0)
+        row = torch.where(mass > 0, (left / mass).to(p.dtype), certain)
+        token = draw(row, j).unsqueeze(-1)
+        tokens.append(token)
+        rows.append(row)
+        taken = taken.scatter(-1, token, True)
+        left = left.masked_fill(taken, 0)
+    return torch.cat(tokens, -1), torch.stack(rows, -2)
+
+
 @dataclass(frozen=True, slots=True)
 class DraftNoise:
     """How the nodes of B drafts are drawn. One of the two is there.
@@ -89,6 +122,31 @@ class DraftNoise:
             return race(p, self.keys, p.new_full((len(p), 1), depth, dtype=torch.int64))
         assert self.uniforms is not None
         return categorical(p, self.uniforms[:, node : node + 1])
+
+    def children(
+        self, p: Tensor, scores: Tensor, nodes: Tensor, depth: int, replace: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Several tokens behind each row of p `[B, F, V]`.
+
+        Args:
+            scores: `[B, F, V]`; see `without_replacement`.
+            nodes: `[B, F, m]` their indices in the draft.
+            depth: 0 for the first tokens behind the context.
+            replace: whether they are drawn with replacement.
+
+        Returns:
+            Tokens `[B, F, m]`, and rows `[B, F, m, V]` that they were drawn from.
+        """
+        batch, rows, count = nodes.shape
+        if self.keys is not None:
+            keys, depths = self.keys, nodes.new_full((batch, rows), depth)
+            return without_replacement(p, scores, count, lambda left, _: race(left, keys, depths))
+        assert self.uniforms is not None
+        u = self.uniforms.gather(1, nodes.flatten(1)).view(nodes.shape)
+        if replace:
+            each = p.unsqueeze(2).expand(-1, -1, count, -1)
+            return categorical(each, u), each
+        return without_replacement(p, scores, count, lambda left, j: categorical(left, u[..., j]))
 
     def select(self, rows: Tensor) -> DraftNoise:
         """The same for some of the sequences `[M]` int64."""

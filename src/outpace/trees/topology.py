@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
@@ -9,7 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..types import Tree
+from ..errors import OptionError
+from ..types import Tree, check_whole_number
+
+MOST_NODES = 512
+"""Of a draft."""
+
+
+def check_nodes(nodes: int) -> None:
+    """Whether a draft may have so many nodes.
+
+    Raises:
+        OptionError: not a whole number from 1 to `MOST_NODES`.
+    """
+    check_whole_number("nodes", nodes, 1, "of a tree")
+    if nodes > MOST_NODES:
+        raise OptionError(f"nodes={nodes} is more than a pass takes: at most {MOST_NODES}")
 
 
 @lru_cache(maxsize=256)
@@ -39,6 +55,103 @@ def tree_of(parents: Sequence[int]) -> Tree:
     """The tree with these parents; the one of `chain` where it has no branches."""
     straight = list(parents) == list(range(-1, len(parents) - 1))
     return chain(len(parents)) if straight else Tree(tuple(parents))
+
+
+def k_ary(widths: Sequence[int]) -> Tree:
+    """The tree whose root has `widths[0]` children, each of them `widths[1]`, and so on.
+
+    Nodes are numbered level by level, a parent's children side by side.
+
+    Raises:
+        OptionError: a width is not a whole number from 1, or there are too many nodes.
+    """
+    what = f"a tree of widths {','.join(map(str, widths))}"
+    parents: list[int] = []
+    level = [-1]
+    for width in widths:
+        check_whole_number("a width of a tree", width, 1, "children of every node of a level")
+        _check_size(what, len(parents) + len(level) * width, "lower or leave out a width")
+        begin = len(parents)
+        parents += [node for node in level for _ in range(width)]
+        level = list(range(begin, len(parents)))
+    return tree_of(parents)
+
+
+def paths_tree(count: int, length: int) -> Tree:
+    """So many chains, which have nothing but the root in common.
+
+    Nodes are numbered level by level, so that the first `count * d` are the tree cut at depth d.
+
+    Raises:
+        OptionError: not whole numbers, or too many nodes.
+    """
+    count = check_whole_number("count", count, 1, "of paths")
+    length = check_whole_number("length", length, 0, "of a path, in tokens")
+    _check_size(f"{count} paths of {length} tokens", count * length, "ask for fewer or shorter")
+    return tree_of([max(node - count, -1) for node in range(count * length)])
+
+
+def from_ranks(paths: Iterable[Sequence[int]]) -> Tree:
+    """A tree by hand: each path says which child to take, from the root to one node.
+
+    The notation is that of Medusa's choices (Cai et al., 2024). `[[0], [0, 0], [1]]` are two
+    children of the root, and one of the first. What a path begins with need not be listed
+    itself. Nodes are numbered level by level, children in order of rank.
+
+    Raises:
+        OptionError: a path is empty, a rank is not a whole number from 0, a child is missing
+            before another, or there are too many nodes.
+    """
+    known: set[tuple[int, ...]] = set()
+    for given in paths:
+        path = tuple(check_whole_number("a rank", r, 0, "0 is the first child") for r in given)
+        if not path:
+            raise OptionError("an empty path is the root, which every tree has: leave it out")
+        known.update(path[:end] for end in range(1, len(path) + 1))
+    _check_size("the tree", len(known), "leave out paths")
+    for path in known:
+        before = (*path[:-1], path[-1] - 1)
+        if path[-1] and before not in known:
+            raise OptionError(f"there is {list(path)} but not {list(before)} before it: add that")
+    ordered = sorted(known, key=lambda path: (len(path), path))
+    number = {path: node for node, path in enumerate(ordered)} | {(): -1}
+    return tree_of([number[path[:-1]] for path in ordered])
+
+
+def _check_size(what: str, nodes: int, fix: str) -> None:
+    if nodes > MOST_NODES:
+        raise OptionError(
+            f"{what} has {nodes} nodes or more, and a pass takes {MOST_NODES} at most: {fix}"
+        )
+
+
+@lru_cache(maxsize=1024)
+def cut(tree: Tree, depth: int) -> Tree:
+    """The nodes of a tree that are no deeper than `depth`, in the same order.
+
+    Of a tree that is numbered level by level they are its first ones.
+    """
+    kept = [node for node, at in enumerate(tree.depths) if at <= depth]
+    if len(kept) == len(tree):
+        return tree
+    place = {node: i for i, node in enumerate(kept)} | {-1: -1}
+    return tree_of([place[tree.parents[node]] for node in kept])
+
+
+def ranks(tree: Tree) -> tuple[int, ...]:
+    """Which child of its parent each node is, from 0, in the order of their numbers."""
+    seen: Counter[int] = Counter()
+    found: list[int] = []
+    for parent in tree.parents:
+        found.append(seen[parent])
+        seen[parent] += 1
+    return tuple(found)
+
+
+def widths(tree: Tree) -> tuple[int, ...]:
+    """How many nodes there are at each depth, from 1."""
+    count = Counter(tree.depths)
+    return tuple(count[depth] for depth in range(1, len(count) + 1))
 
 
 @lru_cache(maxsize=1024)

@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import kernels
 from ..models.base import upload
 from ..sampling import Keys, categorical
-from ..types import Draft, Law, Rows, Shape
+from ..types import Draft, Draw, Law, Rows, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class Verifier(Protocol):
     Attributes:
         lossless: whether the emitted law is the target's.
         laws, takes: the laws and shapes of the drafts that it may be put together with.
+        siblings: how children of a node are best drawn for it.
         takes_sampling: whether it is for requests above temperature 0.
         coupled: whether drafts are drawn with the noise that it will use itself.
         invariant: whether texts follow from target and seed alone, whatever was drafted.
@@ -69,6 +70,7 @@ class Verifier(Protocol):
     lossless: ClassVar[bool]
     laws: ClassVar[tuple[type[Law], ...]]
     takes: ClassVar[Shape]
+    siblings: ClassVar[Draw]
     takes_sampling: ClassVar[bool]
     coupled: ClassVar[bool]
     invariant: ClassVar[bool]

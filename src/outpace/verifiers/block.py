@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..models.base import upload
 from ..sampling import categorical
-from ..types import Draft, Law, PointMass, Rows, Shape
+from ..types import Draft, Draw, Law, PointMass, Rows, Shape
 from .base import Noise, Verdict, without_tensors
 
 
@@ -36,6 +36,7 @@ class BlockVerifier:
     lossless: ClassVar[bool] = True
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
     takes: ClassVar[Shape] = Shape.CHAIN
+    siblings: ClassVar[Draw] = "without"
     takes_sampling: ClassVar[bool] = True
     coupled: ClassVar[bool] = False
     invariant: ClassVar[bool] = False

@@ -18,7 +18,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..sampling import race
-from ..types import Draft, Law, PointMass, Rows, Shape
+from ..types import Draft, Draw, Law, PointMass, Rows, Shape
 from .base import Noise, Verdict, row_depths
 from .follow import judge
 
@@ -30,6 +30,7 @@ class CoupledVerifier:
     lossless: ClassVar[bool] = True
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
     takes: ClassVar[Shape] = Shape.TREE
+    siblings: ClassVar[Draw] = "without"
     takes_sampling: ClassVar[bool] = True
     coupled: ClassVar[bool] = True
     invariant: ClassVar[bool] = True

@@ -13,7 +13,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..sampling import argmax
-from ..types import Draft, Law, PointMass, Rows, Shape
+from ..types import Draft, Draw, Law, PointMass, Rows, Shape
 from .base import Noise, Verdict
 from .follow import judge
 
@@ -25,6 +25,7 @@ class GreedyVerifier:
     lossless: ClassVar[bool] = True
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
     takes: ClassVar[Shape] = Shape.TREE
+    siblings: ClassVar[Draw] = "top"
     takes_sampling: ClassVar[bool] = False
     coupled: ClassVar[bool] = False
     invariant: ClassVar[bool] = True

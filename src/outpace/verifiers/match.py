@@ -15,7 +15,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..sampling import categorical
-from ..types import Draft, Law, PointMass, Rows, Shape
+from ..types import Draft, Draw, Law, PointMass, Rows, Shape
 from .base import Noise, Verdict, row_depths
 from .follow import judge
 
@@ -27,6 +27,7 @@ class MatchVerifier:
     lossless: ClassVar[bool] = True
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
     takes: ClassVar[Shape] = Shape.TREE
+    siblings: ClassVar[Draw] = "top"
     takes_sampling: ClassVar[bool] = True
     coupled: ClassVar[bool] = False
     invariant: ClassVar[bool] = True

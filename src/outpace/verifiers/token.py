@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..models.base import upload
 from ..sampling import categorical, residual, without
-from ..types import Draft, Law, PointMass, Rows, Shape
+from ..types import Draft, Draw, Law, PointMass, Rows, Shape
 from .base import Noise, Verdict, without_tensors
 
 
@@ -35,6 +35,7 @@ class TokenVerifier:
     lossless: ClassVar[bool] = True
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
     takes: ClassVar[Shape] = Shape.TREE
+    siblings: ClassVar[Draw] = "without"
     takes_sampling: ClassVar[bool] = True
     coupled: ClassVar[bool] = False
     invariant: ClassVar[bool] = False

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..models.base import upload
 from ..sampling import categorical
-from ..types import Draft, Law, PointMass, Rows, Shape, Tree
+from ..types import Draft, Draw, Law, PointMass, Rows, Shape, Tree
 from .base import Noise, Verdict, row_depths
 
 
@@ -32,6 +32,7 @@ class TypicalVerifier:
     lossless: ClassVar[bool] = False
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Rows)
     takes: ClassVar[Shape] = Shape.TREE
+    siblings: ClassVar[Draw] = "top"
     takes_sampling: ClassVar[bool] = True
     coupled: ClassVar[bool] = False
     invariant: ClassVar[bool] = False

@@ -1,0 +1,162 @@
+"""Trees by one string: `4x2x1`, `dynamic:48,6`, `chains:4,5`, or ranks as a JSON list.
+
+A name stands for a function whose parameters are the options, by position or by name:
+`NAME:VALUE,OPTION=VALUE`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from .. import named
+from ..errors import OptionError, first_line
+from ..types import Draw, Tree, check_whole_number
+from .dynamic import DynamicBuilder
+from .growth import Builder
+from .static import StaticBuilder
+from .topology import MOST_NODES, chain, from_ranks, k_ary, paths_tree
+
+TreeLike = str | Path | Tree | Builder | Sequence[Sequence[int]]
+"""A string, a file of ranks, a shape, paths of ranks, or a builder of one's own."""
+
+_WIDTHS = re.compile(r"\d+(x\d+)+")
+
+
+def chain_of(length: int, draw: Draw = "without") -> StaticBuilder:
+    """One path."""
+    return StaticBuilder(chain(_number("length", length)), draw)
+
+
+def chains(count: int, length: int, draw: Draw = "without") -> StaticBuilder:
+    """Several paths that begin together and have nothing in common."""
+    return StaticBuilder(paths_tree(_number("count", count), _number("length", length)), draw)
+
+
+def widths(widths: str, draw: Draw = "without") -> StaticBuilder:
+    """So many children per node, level by level."""
+    return StaticBuilder(k_ary([_number("a width", int(w)) for w in widths.split("x")]), draw)
+
+
+def dynamic(nodes: int = 48, depth: int = 6, width: int = 10, branches: int = 10) -> DynamicBuilder:
+    """The nodes that are likeliest by the draft's own probabilities (EAGLE-2)."""
+    return _dynamic(nodes, depth, width, branches)
+
+
+def opt(
+    nodes: int = 48, depth: int = 10, width: int = 10, branches: int = 10, gain: float = 0.2
+) -> DynamicBuilder:
+    """The same, until a level adds no more than `gain` tokens to the expected length (OPT-Tree)."""
+    if not gain >= 0:
+        raise OptionError(f"gain must be a number >= 0, not {gain} (0 goes on to the depth)")
+    return _dynamic(nodes, depth, width, branches, gain)
+
+
+def _dynamic(*numbers: Any) -> DynamicBuilder:
+    for name, value in zip(("nodes", "depth", "width", "branches"), numbers, strict=False):
+        _number(name, value)
+    return DynamicBuilder(*numbers)
+
+
+def _number(name: str, value: int) -> int:
+    check_whole_number(name, value, 1, "of a tree")
+    if value > MOST_NODES:
+        raise OptionError(f"{name}={value} is more than a pass takes: at most {MOST_NODES}")
+    return value
+
+
+BUILDERS: dict[str, Callable[..., Builder]] = {
+    "chain": chain_of,
+    "chains": chains,
+    "widths": widths,
+    "dynamic": dynamic,
+    "opt": opt,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TreeEntry:
+    """One line of the list of trees: a name with its options, and what it is."""
+
+    usage: str
+    summary: str
+
+
+def tree_entries() -> list[TreeEntry]:
+    """What can be named."""
+    return [
+        TreeEntry(named.usage(name, make, name), (inspect.getdoc(make) or "").partition("\n")[0])
+        for name, make in BUILDERS.items()
+    ]
+
+
+def parse_tree(tree: TreeLike, draw: Draw = "without") -> Builder:
+    """The builder that is meant.
+
+    Args:
+        draw: how children come about, where it does not say.
+
+    Raises:
+        OptionError: no such name, option, file or shape.
+    """
+    if isinstance(tree, Tree):
+        return StaticBuilder(tree, draw)
+    if isinstance(tree, Path):
+        return _read(tree, draw)
+    if isinstance(tree, str):
+        return _parse(tree.strip(), draw)
+    if isinstance(tree, Sequence):
+        return StaticBuilder(from_ranks(cast(Sequence[Sequence[int]], tree)), draw)
+    return tree
+
+
+def _parse(text: str, draw: Draw) -> Builder:
+    if text.startswith("["):
+        return _ranks(text, "the tree", draw)
+    name, _, rest = text.partition(":")
+    if _WIDTHS.fullmatch(name):
+        name, rest = "widths", f"{name},{rest}" if rest else name
+    if name not in BUILDERS:
+        if text.endswith(".json") or Path(text).is_file():
+            return _read(Path(text), draw)
+        near = difflib.get_close_matches(name, BUILDERS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(BUILDERS)}"
+        raise OptionError(
+            f"there is no tree {text!r}: {hint} (or widths like '4x2x1', ranks like "
+            "'[[0],[0,0],[1]]', or a file of them; 'outpace tree' lists all)"
+        )
+    make = BUILDERS[name]
+    draws = "draw" in inspect.signature(make).parameters and "draw=" not in rest
+    given = f"{rest},draw={draw}".lstrip(",") if draws else rest
+    made: Builder = named.make("tree", name, make, given)
+    return made
+
+
+def _read(path: Path, draw: Draw) -> Builder:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise OptionError(f"cannot read the tree in {path} ({reason}): check the path") from error
+    return _ranks(text, f"the tree in {path}", draw)
+
+
+def _ranks(text: str, what: str, draw: Draw) -> StaticBuilder:
+    try:
+        given = json.loads(text)
+        paths = given["paths"] if isinstance(given, dict) else given
+        whole = all(isinstance(rank, int) for path in paths for rank in path)
+    except (ValueError, TypeError, KeyError) as error:
+        raise OptionError(
+            f"{what} is no JSON list of paths of ranks, like [[0], [0, 0], [1]] "
+            f"({first_line(error)})"
+        ) from error
+    if not whole:
+        raise OptionError(f"{what} has a path that is not made of whole numbers")
+    return StaticBuilder(from_ranks(paths), draw)
