@@ -10,7 +10,7 @@ import outpace
 ROOT = Path(outpace.__file__).parent
 LAYERS = [
     {"errors"},
-    {"types", "kernels", "named"},
+    {"types", "kernels", "named", "pictures"},
     {"sampling", "trees"},
     {"models"},
     {"drafters", "verifiers"},

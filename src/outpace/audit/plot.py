@@ -5,28 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import OptionError
+from ..pictures import check_path, save
 from .report import Report, Sampled
 
 _COLOURS = {"tokens": "#0b7285", "ranks": "#5f3dc4", "draft": "#d9480f"}
-
-
-def check_path(path: Path) -> None:
-    """Whether a picture can be written there, as far as can be told before there is one.
-
-    Raises:
-        OptionError: matplotlib is missing or does not write such files, or there is no such folder.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise OptionError("a plot needs matplotlib: pip install 'outpace[audit]'") from error
-    formats = Figure().canvas.get_supported_filetypes()
-    if path.suffix.removeprefix(".") not in formats:
-        raise OptionError(
-            f"cannot write {path.name}: a plot's suffix is one of {', '.join(formats)}"
-        )
-    if not path.absolute().parent.is_dir():
-        raise OptionError(f"cannot write the plot to {path}: there is no such folder")
 
 
 def plot(report: Report, path: Path) -> None:
@@ -80,7 +62,4 @@ def plot(report: Report, path: Path) -> None:
     figure.suptitle(f"{report.system}\n{verdict} ({part.samples} samples)", fontsize=11)
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
-    try:
-        figure.savefig(path, dpi=130)
-    except OSError as error:
-        raise OptionError(f"cannot write the plot to {path} ({error}): check the path") from error
+    save(figure, path)

@@ -103,12 +103,12 @@ def audit(
     from ..audit.endpoint import check_sendable
     from ..audit.exact import check_rule
     from ..audit.hf import check_early_exit, generate_options
-    from ..audit.plot import check_path
     from ..audit.plot import plot as draw
     from ..audit.run import check_modes
     from ..audit.sampled import check_samples
     from ..audit.statistics import check_false_alarm
     from ..models.loading import inspect_checkpoint
+    from ..pictures import check_path
     from ..types import SamplingParams
 
     cold = sampling["temperature"] == 0

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import IncompatibleError, OptionError
+from ..errors import IncompatibleError
 from ..models.base import LanguageModel
 from ..models.cache import SlotCache
 from ..sampling import DraftNoise, Warp
 from ..trees import Builder, chain
-from ..types import Draft, Independent, Law, PointMass, Rows, Shape, Tree, check_whole_number
+from ..types import Draft, Independent, Law, PointMass, Rows, Shape, Tree
 
 if TYPE_CHECKING:
     from ..models.loading import Progress
@@ -55,21 +55,6 @@ class Commit:
     features: tuple[Tensor, ...] = ()
     block: Sequence[int] = ()
     top: Tensor | None = None
-
-
-MOST_NODES = 512
-"""Of a draft."""
-
-
-def check_nodes(nodes: int) -> None:
-    """Whether a draft may have so many nodes.
-
-    Raises:
-        OptionError: not a whole number from 1 to `MOST_NODES`.
-    """
-    check_whole_number("nodes", nodes, 1, "of a tree")
-    if nodes > MOST_NODES:
-        raise OptionError(f"nodes={nodes} is more than a pass takes: at most {MOST_NODES}")
 
 
 class Drafter:

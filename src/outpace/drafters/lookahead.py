@@ -24,9 +24,9 @@ from torch import Tensor
 from ..errors import OptionError
 from ..models.base import LanguageModel
 from ..models.cache import SlotCache
-from ..trees import merged
+from ..trees import MOST_NODES, merged
 from ..types import Shape, Tree, check_whole_number
-from .base import MOST_NODES, CertainDrafter, Commit, Context
+from .base import CertainDrafter, Commit, Context
 
 Gram = tuple[int, ...]
 

@@ -20,8 +20,9 @@ import numpy as np
 
 from ..models.base import LanguageModel
 from ..models.cache import SlotCache
+from ..trees import check_nodes
 from ..types import Shape, Tree
-from .base import CertainDrafter, Commit, Context, check_nodes
+from .base import CertainDrafter, Commit, Context
 
 WIDTH = 8
 """Successors that are kept of each token."""

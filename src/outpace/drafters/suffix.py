@@ -25,9 +25,9 @@ from torch import Tensor
 from ..errors import OptionError
 from ..models.base import LanguageModel
 from ..models.cache import SlotCache
-from ..trees import tree_of
+from ..trees import check_nodes, tree_of
 from ..types import Shape, Tree
-from .base import CertainDrafter, Context, check_nodes
+from .base import CertainDrafter, Context
 from .blueprint import Setting, path_of
 from .memory import LENGTHS, Memory
 from .occurrences import Occurrences
