@@ -20,9 +20,6 @@ from ..types import Draft
 from .base import Commit, Context
 from .model import ModelDrafter
 
-_PADDING = 16
-"""Rows that a recorded pass may write behind its own."""
-
 OTHERS = "'ngram', 'suffix' and 'recycling' draft for any model"
 
 
@@ -59,10 +56,6 @@ class OwnDrafter(ModelDrafter):
         noise: DraftNoise | None,
     ) -> Draft:
         held = [self._cache.lengths[c.slot] for c in contexts]
-        # Were the cache to grow between the draft and the target's pass, what lies behind the
-        # committed positions would be lost.
-        room = max(self.draws, *budgets) + 1 + _PADDING
-        self._cache.reserve([c.slot for c in contexts], room)
         try:
             return super().draft(contexts, budgets, warp, noise)
         finally:
