@@ -2,12 +2,13 @@
 
 from .arena import Arena
 from .compiler import SOURCES, load_library
-from .rows import Filters, draw, loaded, race, verify, warp
+from .rows import Filters, Rule, draw, loaded, race, verify, warp
 
 __all__ = [
     "SOURCES",
     "Arena",
     "Filters",
+    "Rule",
     "draw",
     "load_library",
     "loaded",

@@ -8,6 +8,7 @@ rounds differently from PyTorch's, so who wants it says so.
 from __future__ import annotations
 
 import ctypes
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -61,40 +62,45 @@ def race(library: ctypes.CDLL, p: Tensor, seeds: Tensor, positions: Tensor) -> T
     return tokens
 
 
+class Rule(IntEnum):
+    """The rules that the kernels know; see the verifiers of these names."""
+
+    TOKEN = 0
+    KSEQ = 1
+    TRAVERSAL = 2
+    MULTIPATH = 3
+
+
 def verify(
     library: ctypes.CDLL,
-    by_block: bool,
+    rule: Rule,
     p: Tensor,
     q: Tensor | None,
     drafted: Tensor,
-    lengths: Tensor,
+    parents: Tensor,
     accept: Tensor,
     target: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Path, accepted and token of a `Verdict`, for chains; see `TokenVerifier`, `BlockVerifier`.
+    """Path, accepted and token of a `Verdict`.
 
     Args:
-        by_block: which of them.
         q: None where every drafted token was certain.
-        lengths: `[B]` int64, of the chains.
+        parents: `[B, N]` int64, of every node; -2 is padding.
     """
     batch, nodes = drafted.shape
-    held = [x.contiguous() for x in (p, drafted, lengths, accept, target)]
+    held = [x.contiguous() for x in (p, drafted, parents, accept, target)]
     law = None if q is None else q.contiguous()
-    path, found = drafted.new_empty(batch, nodes), lengths.new_empty(2, batch)
-    tokens, *rest = map(_at, held[1:])
+    path, found = drafted.new_empty(batch, nodes), drafted.new_empty(2, batch)
     library.outpace_verify(
-        int(by_block),
+        int(rule),
         _at(held[0]),
         None if law is None else _at(law),
-        tokens,
-        rest[0],
+        *map(_at, held[1:3]),
         *_sizes(drafted),
         _Number(p.shape[-1]),
-        *rest[1:],
+        *map(_at, held[3:]),
         _at(path),
-        _at(found),
-        ctypes.c_void_p(found.data_ptr() + 8 * batch),
+        *map(_at, found),
     )
     return path, found[0], found[1]
 

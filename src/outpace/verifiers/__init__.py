@@ -10,13 +10,19 @@ from .block import BlockVerifier
 from .coupled import CoupledVerifier
 from .follow import follow
 from .greedy import GreedyVerifier
+from .kseq import KSeqVerifier
 from .match import MatchVerifier
+from .multipath import MultiPathVerifier
 from .token import TokenVerifier
+from .traversal import TraversalVerifier
 from .typical import TypicalVerifier
 
 VERIFIERS: dict[str, type[Verifier]] = {
     "token": TokenVerifier,
     "block": BlockVerifier,
+    "kseq": KSeqVerifier,
+    "traversal": TraversalVerifier,
+    "multipath": MultiPathVerifier,
     "match": MatchVerifier,
     "coupled": CoupledVerifier,
     "greedy": GreedyVerifier,
@@ -42,9 +48,12 @@ __all__ = [
     "BlockVerifier",
     "CoupledVerifier",
     "GreedyVerifier",
+    "KSeqVerifier",
     "MatchVerifier",
+    "MultiPathVerifier",
     "Noise",
     "TokenVerifier",
+    "TraversalVerifier",
     "TypicalVerifier",
     "Verdict",
     "Verifier",

@@ -46,6 +46,13 @@ class Verdict:
     token: Tensor
 
     @classmethod
+    def through(cls, kept: Tensor, token: Tensor) -> Verdict:
+        """From the nodes of each path, true in `[B, N]`, and what comes behind them `[B]`."""
+        nodes = torch.arange(kept.shape[1], device=kept.device)
+        ordered = torch.where(kept, nodes, len(nodes)).sort(1).values
+        return cls(torch.where(ordered < len(nodes), ordered, -1), kept.sum(1), token)
+
+    @classmethod
     def of(cls, paths: Sequence[Sequence[int]], nodes: int, token: Tensor) -> Verdict:
         """From paths on the host, and what comes behind them `[B]`."""
         padded = [[*path, *[-1] * (nodes - len(path))] for path in paths]
@@ -85,23 +92,41 @@ class Verifier(Protocol):
         ...
 
 
-def without_tensors(
-    p: Tensor, draft: Draft, noise: Noise, lengths: Tensor, *, by_block: bool
-) -> Verdict | None:
-    """A verdict on chains that needs no tensor code: by the kernels, or where nothing was drafted.
-
-    Args:
-        lengths: `[B]` int64, of the chains.
-        by_block: whether by block verification, else by token verification.
-    """
-    if not draft.tokens.shape[1]:
-        return Verdict(draft.tokens, lengths, categorical(p[:, 0], noise.target[:, 0]))
+def without_tensors(rule: kernels.Rule, p: Tensor, draft: Draft, noise: Noise) -> Verdict | None:
+    """A verdict that needs no tensor code: by the kernels, or where nothing was drafted."""
+    tokens = draft.tokens
+    if not tokens.shape[1]:
+        token = categorical(p[:, 0], noise.target[:, 0])
+        return Verdict(tokens, torch.zeros_like(token), token)
     q = draft.law.q if isinstance(draft.law, Rows) else None
     library = kernels.loaded(p, *([] if q is None else [q]))
     if library is None:
         return None
     noises = noise.accept, noise.target
-    return Verdict(*kernels.verify(library, by_block, p, q, draft.tokens, lengths, *noises))
+    return Verdict(*kernels.verify(library, rule, p, q, tokens, parents_of(draft), *noises))
+
+
+def parents_of(draft: Draft) -> Tensor:
+    """`[B, N]` int64 where the tokens are: the parent of each node, -2 for padding."""
+    n = draft.tokens.shape[1]
+    parents = [(*t.parents, *(-2 for _ in range(n - len(t)))) for t in draft.trees]
+    return upload(torch.tensor(parents).view(len(parents), n), draft.tokens.device)
+
+
+def laws_of(draft: Draft, nodes: Tensor, size: int) -> Tensor:
+    """`[B, V]` float64: the laws that nodes `[B]` were drawn from, of V tokens."""
+    rows = torch.arange(len(nodes), device=nodes.device)
+    if isinstance(draft.law, Rows):
+        return draft.law.q[rows, nodes].double()
+    certain = torch.zeros(len(rows), size, dtype=torch.float64, device=nodes.device)
+    return certain.scatter_(1, draft.tokens[rows, nodes].unsqueeze(1), 1)
+
+
+def chances_of(draft: Draft) -> Tensor:
+    """`[B, N]` float64: what each node's own law gives its token."""
+    if isinstance(draft.law, Rows):
+        return draft.law.q.gather(-1, draft.tokens.unsqueeze(-1)).squeeze(-1).double()
+    return torch.ones_like(draft.tokens, dtype=torch.float64)
 
 
 def row_depths(draft: Draft, device: torch.device) -> Tensor:

@@ -23,10 +23,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..models.base import upload
+from ..kernels import Rule
 from ..sampling import categorical
 from ..types import Draft, Draw, Law, PointMass, Rows, Shape
-from .base import Noise, Verdict, without_tensors
+from .base import Noise, Verdict, parents_of, without_tensors
 
 
 class BlockVerifier:
@@ -42,30 +42,35 @@ class BlockVerifier:
     invariant: ClassVar[bool] = False
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
-        batch, n = draft.tokens.shape
-        lengths = upload(torch.tensor([len(t) for t in draft.trees]), p.device)
-        if verdict := without_tensors(p, draft, noise, lengths, by_block=True):
+        if verdict := without_tensors(Rule.TRAVERSAL, p, draft, noise):
             return verdict
         q = draft.law.q if isinstance(draft.law, Rows) else None
-        index = draft.tokens.unsqueeze(-1)  # [B, N, 1]
         if q is None:
-            q = torch.zeros_like(p[:, :n]).scatter_(-1, index, 1)
-        rows, nodes = torch.arange(batch, device=p.device), torch.arange(n, device=p.device)
-        joint = _joint(p[:, :n].gather(-1, index), q.gather(-1, index))  # [B, N]
-        left = _left(joint[:, :-1].unsqueeze(-1), p[:, 1:n], q[:, 1:]).sum(-1)  # [B, N - 1]
-        whole = left + (1 - joint[:, :-1])
-        inner = torch.where(whole > 0, left / whole, 1.0)
-        ends = nodes == lengths.unsqueeze(1) - 1
-        passes = torch.where(ends, joint, torch.cat([inner, joint[:, -1:]], 1))
-        kept = (noise.accept < passes) & (nodes < lengths.unsqueeze(1))
-        accepted = torch.where(kept, nodes + 1, 0).amax(1)  # [B]: the last that passed
-        weight = torch.cat([torch.ones_like(joint[:, :1]), joint], 1)[rows, accepted]
-        p_last, q_last = p[rows, accepted], q[rows, accepted.clamp_max(n - 1)]  # [B, V]
-        rest = _left(weight.unsqueeze(-1), p_last, q_last)
-        full = (accepted == lengths).unsqueeze(1) | ~(rest > 0).any(-1, keepdim=True)
-        token = categorical(torch.where(full, p_last.double(), rest), noise.target[rows, accepted])
-        path = torch.where(nodes < accepted.unsqueeze(1), nodes, -1)
-        return Verdict(path, accepted, token)
+            index = draft.tokens.unsqueeze(-1)
+            q = torch.zeros_like(p[:, :-1]).scatter_(-1, index, 1)
+        lengths = (parents_of(draft) >= -1).sum(1)
+        return judge_chains(p, q, draft.tokens, lengths, noise)
+
+
+def judge_chains(p: Tensor, q: Tensor, tokens: Tensor, lengths: Tensor, noise: Noise) -> Verdict:
+    """Block verification of chains `[B, N]` of these lengths `[B]`, drawn from q `[B, N, V]`."""
+    batch, n = tokens.shape
+    index = tokens.unsqueeze(-1)  # [B, N, 1]
+    rows, nodes = torch.arange(batch, device=p.device), torch.arange(n, device=p.device)
+    joint = _joint(p[:, :n].gather(-1, index), q.gather(-1, index))  # [B, N]
+    left = _left(joint[:, :-1].unsqueeze(-1), p[:, 1:n], q[:, 1:]).sum(-1)  # [B, N - 1]
+    whole = left + (1 - joint[:, :-1])
+    inner = torch.where(whole > 0, left / whole, 1.0)
+    ends = nodes == lengths.unsqueeze(1) - 1
+    passes = torch.where(ends, joint, torch.cat([inner, joint[:, -1:]], 1))
+    kept = (noise.accept < passes) & (nodes < lengths.unsqueeze(1))
+    accepted = torch.where(kept, nodes + 1, 0).amax(1)  # [B]: the last that passed
+    weight = torch.cat([torch.ones_like(joint[:, :1]), joint], 1)[rows, accepted]
+    p_last, q_last = p[rows, accepted], q[rows, accepted.clamp_max(n - 1)]  # [B, V]
+    rest = _left(weight.unsqueeze(-1), p_last, q_last)
+    full = (accepted == lengths).unsqueeze(1) | ~(rest > 0).any(-1, keepdim=True)
+    token = categorical(torch.where(full, p_last.double(), rest), noise.target[rows, accepted])
+    return Verdict.through(nodes < accepted.unsqueeze(1), token)
 
 
 def _joint(px: Tensor, qx: Tensor) -> Tensor:

@@ -1,5 +1,4 @@
-// From logits to tokens: softmax with a temperature and filters, draws, races, and the rules that
-// verify chains.
+// From logits to tokens: softmax with a temperature and filters, draws and races.
 //
 // A draw inverts the distribution function in double precision, adding up in ascending order.
 #pragma once
@@ -182,76 +181,4 @@ inline int64_t race_row(const float *p, int64_t n, uint64_t seed, uint64_t posit
         }
     }
     return winner;
-}
-
-// Goes down a chain: token x ~ q stays with probability min(1, p(x) / q(x)). Returns how many
-// stay, and draws the one behind them, from (p - q)+ where one was rejected (Leviathan et al.,
-// 2023). Without q the tokens were certain.
-inline int64_t verify_chain(const float *p, const float *q, const int64_t *tokens, int64_t length,
-                            int64_t n, const double *accept, const double *target,
-                            int64_t *token) {
-    int64_t kept = 0;
-    for (; kept < length; kept++, p += n, q += q ? n : 0) {
-        const int64_t x = tokens[kept];
-        const double qx = q ? q[x] : 1;
-        if (!(accept[kept] * qx < p[x] && qx > 0)) break;
-    }
-    const double u = target[kept];
-    if (kept == length) {
-        *token = draw_row(p, n, u);
-        return kept;
-    }
-    const int64_t x = tokens[kept];
-    auto rest = [&](int64_t i) {
-        if (!q) return i == x ? 0.0f : p[i];
-        return p[i] > q[i] ? p[i] - q[i] : 0.0f;
-    };
-    bool some = false;
-    for (int64_t i = 0; i < n; i++) some |= rest(i) > 0;
-    *token = some ? draw(rest, n, u) : draw_row(p, n, u);
-    return kept;
-}
-
-// Block verification of a chain (Sun et al., 2025), see verifiers/block.py: the same arguments.
-inline int64_t verify_block(const float *p, const float *q, const int64_t *tokens, int64_t length,
-                            int64_t n, const double *accept, const double *target,
-                            int64_t *token) {
-    int64_t kept = 0;
-    double joint = 1, weight = 1;
-    const auto mass_of_q = [&](int64_t node, int64_t i) {
-        return q ? double(q[node * n + i]) : double(i == tokens[node]);
-    };
-    const auto rest = [&](double by, int64_t node) {  // (by p - q)+ in the row of a node
-        return [&, by, node](int64_t i) {
-            const double more = by * p[node * n + i] - mass_of_q(node, i);
-            return more > 0 ? more : 0;
-        };
-    };
-    for (int64_t node = 0; node < length && joint > 0; node++) {
-        const int64_t x = tokens[node];
-        const double qx = mass_of_q(node, x);
-        joint = qx > 0 ? std::min(1.0, joint * p[node * n + x] / qx) : 0;
-        double pass = joint;
-        if (node + 1 < length) {
-            const auto left = rest(joint, node + 1);
-            double sum = 0;
-            for (int64_t i = 0; i < n; i++) sum += left(i);
-            const double whole = sum + (1 - joint);
-            pass = whole > 0 ? sum / whole : 1;
-        }
-        if (accept[node] < pass) kept = node + 1, weight = joint;
-    }
-    const double u = target[kept];
-    const float *row = p + kept * n;
-    if (kept < length) {
-        const auto left = rest(weight, kept);
-        bool some = false;
-        for (int64_t i = 0; i < n; i++) some |= left(i) > 0;
-        if (some) {
-            *token = draw(left, n, u);
-            return kept;
-        }
-    }
-    *token = draw_row(row, n, u);
-    return kept;
 }

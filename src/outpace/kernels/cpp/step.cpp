@@ -12,6 +12,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "sample.h"
+#include "verify.h"
 
 constexpr int64_t ALONE = 16;          // rows whose inputs every thread takes for itself, at most
 constexpr int64_t LEAST_STRETCH = 32;  // of a quantised layer
@@ -511,17 +512,20 @@ void outpace_race(const float *p, int64_t batch, int64_t rows, int64_t n, const 
         tokens[r] = race_row(p + r * n, n, seeds[r / rows], positions[r]);
 }
 
-// By token verification, or by block verification.
-void outpace_verify(int32_t by_block, const float *p, const float *q, const int64_t *drafted,
-                    const int64_t *lengths, int64_t batch, int64_t nodes, int64_t n,
+// By a rule of `Rule` in kernels/rows.py.
+void outpace_verify(int32_t rule, const float *p, const float *q, const int64_t *drafted,
+                    const int64_t *parents, int64_t batch, int64_t nodes, int64_t n,
                     const double *accept, const double *target, int64_t *path, int64_t *accepted,
                     int64_t *tokens) {
-    const auto rule = by_block ? verify_block : verify_chain;
     for (int64_t b = 0; b < batch; b++) {
-        accepted[b] = rule(p + b * (nodes + 1) * n, q ? q + b * nodes * n : nullptr,
-                           drafted + b * nodes, lengths[b], n, accept + b * nodes,
-                           target + b * (nodes + 1), tokens + b);
-        for (int64_t i = 0; i < nodes; i++) path[b * nodes + i] = i < accepted[b] ? i : -1;
+        const int64_t first = b * nodes;
+        const Drafted draft{p + (first + b) * n, q ? q + first * n : nullptr, drafted + first,
+                            parents + first,     accept + first,              target + first + b,
+                            nodes,               n};
+        Kept kept{path + first};
+        std::fill(kept.path, kept.path + nodes, -1);
+        verify(rule, draft, kept);
+        accepted[b] = kept.count, tokens[b] = kept.token;
     }
 }
 }
