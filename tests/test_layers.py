@@ -15,6 +15,7 @@ LAYERS = [
     {"models"},
     {"drafters", "verifiers"},
     {"engine"},
+    {"planner"},
     {"generator"},
     {"assembly"},
     {"training"},

@@ -228,7 +228,7 @@ class Traversal(Twin):
     """Traversal verification."""
 
     def mass(self, rest: Row, q: Row, before: float) -> tuple[float, float]:
-        """The mass of a node's weights after a child has failed, and what (w - q)+ is divided by."""
+        """The mass of a node's weights behind a failed child, and what (w - q)+ is divided by."""
         whole = sum(rest) + 1 - before
         return sum(rest) / whole if whole > 0 else 0.0, whole
 
@@ -333,7 +333,7 @@ def shapes(nodes: int) -> Iterator[tuple]:
 
 
 def numbered(shape: tuple, source: random.Random) -> Tree:
-    """The tree of a shape, its nodes in some order in which parents and elder siblings are first."""
+    """The tree of a shape, its nodes in an order in which parents and elder siblings are first."""
     parents: list[int] = []
     open_ = [[-1, list(shape)]]
     while open_:

@@ -31,7 +31,8 @@ from .models.loading import (
     load_tokenizer,
 )
 from .models.quantize import choose_quantization
-from .trees import TreeLike, parse_tree
+from .planner import PROMPTS, fit_tree
+from .trees import Builder, SequoiaBuilder, TreeLike, parse_tree
 from .types import SamplingParams
 from .verifiers import make_verifier
 
@@ -66,6 +67,7 @@ class Assembly:
         self._check_free(drafter)
         self._k, self._max_batch = k, check_max_batch(max_batch)
         self._draft = _blueprint(drafter)
+        self._tree: Builder | None = None
         if tree is not None:
             self._branch(tree, verifier)
         rule = Drafter.rule if self._draft is None else self._draft.rule
@@ -95,7 +97,8 @@ class Assembly:
         if self._draft is None:
             raise OptionError("a tree is for a drafter, and there is none: give one, or no tree")
         rule = None if verifier is None else make_verifier(verifier)
-        self._draft.branch(parse_tree(tree, "without" if rule is None else rule.siblings))
+        self._tree = parse_tree(tree, "without" if rule is None else rule.siblings)
+        self._draft.branch(self._tree)
 
     @staticmethod
     def _check_free(drafter: object) -> None:
@@ -149,7 +152,7 @@ class Assembly:
         proposer: Drafter | None = None
         if self._draft is not None and self._k != 0:
             proposer = self._draft.build(target, progress)
-        return Generator(
+        generator = Generator(
             target,
             proposer,
             self._k,
@@ -160,6 +163,10 @@ class Assembly:
             max_len=self._max_len,
             remarks=self.remarks,
         )
+        if isinstance(self._tree, SequoiaBuilder) and not self._tree.trees and proposer is not None:
+            prompts = [self.tokenizer.encode(text) for text in PROMPTS]
+            fit_tree(generator.engine, prompts, tokenizer=self.tokenizer, progress=progress)
+        return generator
 
 
 def _blueprint(drafter: str | Path | Drafter | None) -> Blueprint | None:

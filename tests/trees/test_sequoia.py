@@ -396,7 +396,9 @@ def test_a_size_that_is_given_is_the_only_one():
     assert len(found.tree) == 5
     assert found.speedup > 1
     assert found.speedup < choose(rates, FLAT, 64, 6).speedup
-    assert choose(rates, FLAT, 64, 6, nodes=64) == (chain(0), 1, 1)
+    slower = choose(rates, FLAT, 64, 6, nodes=64)
+    assert len(slower.tree) == 64
+    assert slower.speedup < 1  # it was asked for
     assert len(choose(rates, FLAT, 64, 2, nodes=64).tree) == 6  # no more fit
 
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.drafters import base
 from outpace.errors import OptionError
 from outpace.trees import (
     MOST_NODES,
@@ -148,4 +147,3 @@ def test_what_cannot_be_is_refused(make, message):
 
 def test_as_many_nodes_as_a_pass_takes():
     assert len(paths_tree(1, MOST_NODES)) == len(k_ary([MOST_NODES])) == MOST_NODES
-    assert base.MOST_NODES == MOST_NODES

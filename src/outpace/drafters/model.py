@@ -211,6 +211,11 @@ class ModelDrafter(Drafter):
         assert self.builder is not None
         slots = [c.slot for c in contexts]
         growth = self.builder.begin(budgets, warp.temperatures.tolist())
+        if growth is None:
+            return together([], len(contexts), warp.device)
+        drawn = self.builder.draw != "top" or warp.all_greedy
+        if drawn and (lengths := growth.chains) is not None and all(lengths):
+            return self._draw(contexts, lengths, warp, noise)
         out = self._catch_up(*self._missing(contexts), slots)
         paths: list[list[list[int]]] = [[[]] for _ in slots]
         depth = 0

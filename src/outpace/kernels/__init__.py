@@ -2,13 +2,14 @@
 
 from .arena import Arena
 from .compiler import SOURCES, load_library
-from .rows import Filters, Rule, draw, loaded, race, verify, warp
+from .rows import Filters, Rule, children, draw, loaded, race, verify, warp
 
 __all__ = [
     "SOURCES",
     "Arena",
     "Filters",
     "Rule",
+    "children",
     "draw",
     "load_library",
     "loaded",

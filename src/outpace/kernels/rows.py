@@ -71,6 +71,29 @@ class Rule(IntEnum):
     MULTIPATH = 3
 
 
+def children(
+    library: ctypes.CDLL,
+    p: Tensor,
+    scores: Tensor,
+    count: int,
+    uniforms: Tensor | None = None,
+    seeds: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See `sampling.without_replacement`.
+
+    Args:
+        p, scores: `[B, F, V]`.
+        uniforms: `[B, F, count]`; without them tokens race with seeds at positions `[B]`.
+    """
+    held = [None if x is None else x.contiguous() for x in (p, scores, uniforms, seeds, positions)]
+    at = [None if x is None else _at(x) for x in held]
+    q = p.new_empty(*p.shape[:2], count, p.shape[2])
+    tokens = p.new_empty(q.shape[:3], dtype=torch.int64)
+    library.outpace_children(*at[:2], *_sizes(p), _Number(count), *at[2:], _at(q), _at(tokens))
+    return tokens, q
+
+
 def verify(
     library: ctypes.CDLL,
     rule: Rule,

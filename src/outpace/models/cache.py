@@ -102,9 +102,7 @@ class SlotCache:
                 f"a slot of {self.max_len} positions is full: end the sequence or raise max_len"
             )
         if list(kept) != list(range(n)):
-            source = torch.tensor(kept) + base
-            for tensor in self.storage:
-                self._move(tensor[slot], source.to(tensor.device), base)
+            self._gather(slot, [base + row for row in kept], base)
         self.lengths[slot] = base + n
 
     def truncate(self, slot: int, length: int) -> None:
@@ -134,9 +132,11 @@ class SlotCache:
         """The first positions of a slot into another."""
         new[:length].copy_(old[:length])
 
-    def _move(self, held: Tensor, source: Tensor, base: int) -> None:
-        """Positions of a slot to where `base` and what follows is."""
-        held[base : base + len(source)] = held[source]
+    def _gather(self, slot: int, source: Sequence[int], base: int) -> None:
+        """Positions of a slot, ascending, to where `base` and what follows is."""
+        index = torch.tensor(source).to(self.storage[0].device)
+        for tensor in self.storage:
+            tensor[slot, base : base + len(source)] = tensor[slot, index]
 
 
 class KVCache(SlotCache):
@@ -204,6 +204,7 @@ class HeadCache(SlotCache):
         kv_heads: int,
         head_dim: int,
         dtype: torch.dtype,
+        library: ctypes.CDLL,
     ) -> None:
         def make(slots: int, capacity: int) -> list[Tensor]:
             keys = (slots, kv_heads, capacity // self.LANES, head_dim, self.LANES)
@@ -211,6 +212,7 @@ class HeadCache(SlotCache):
             return [torch.zeros(s, dtype=dtype) for _ in range(layers) for s in (keys, values)]
 
         super().__init__(slots, max_len, make)
+        self._library = library
         self._seen: list[Tensor] = []
         self._addresses: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
@@ -230,13 +232,14 @@ class HeadCache(SlotCache):
         some = -(-length // self.LANES) if old.dim() == 4 else length
         new[:, :some].copy_(old[:, :some])
 
-    def _move(self, held: Tensor, source: Tensor, base: int) -> None:
-        target = torch.arange(base, base + len(source))
-        if held.dim() == 4:
-            n = self.LANES
-            held[:, target // n, :, target % n] = held[:, source // n, :, source % n]
-        else:
-            held[:, target] = held[:, source]
+    def _gather(self, slot: int, source: Sequence[int], base: int) -> None:
+        values = self.storage[1]
+        layers = len(self.storage) // 2
+        sizes = (layers, values.shape[1], self.capacity, values.shape[-1], values.element_size())
+        numbers = [ctypes.c_int64(n) for n in (*sizes, slot)]
+        positions = (ctypes.c_int64 * len(source))(*source)
+        rest = positions, ctypes.c_int64(len(source)), ctypes.c_int64(base)
+        self._library.outpace_move(*self.addresses(tuple(range(layers))), *numbers, *rest)
 
 
 def extent(length: int, rows: int) -> int:

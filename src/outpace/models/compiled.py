@@ -303,7 +303,8 @@ class CompiledDecoder:
     def new_cache(self, slots: int, max_len: int) -> HeadCache:
         c = self.config
         head_dim = round_up(c.head_dim, self._width)
-        return HeadCache(slots, max_len, c.layers, c.kv_heads, head_dim, self.dtype)
+        shape = c.layers, c.kv_heads, head_dim
+        return HeadCache(slots, max_len, *shape, self.dtype, self.library)
 
     def forward(
         self,

@@ -138,14 +138,20 @@ class DraftNoise:
             Tokens `[B, F, m]`, and rows `[B, F, m, V]` that they were drawn from.
         """
         batch, rows, count = nodes.shape
-        if self.keys is not None:
-            keys, depths = self.keys, nodes.new_full((batch, rows), depth)
+        library = kernels.loaded(p, scores)
+        if (keys := self.keys) is not None:
+            if library is not None:
+                first = keys.first + depth
+                return kernels.children(library, p, scores, count, None, keys.seeds, first)
+            depths = nodes.new_full((batch, rows), depth)
             return without_replacement(p, scores, count, lambda left, _: race(left, keys, depths))
         assert self.uniforms is not None
         u = self.uniforms.gather(1, nodes.flatten(1)).view(nodes.shape)
         if replace:
             each = p.unsqueeze(2).expand(-1, -1, count, -1)
             return categorical(each, u), each
+        if library is not None:
+            return kernels.children(library, p, scores, count, u)
         return without_replacement(p, scores, count, lambda left, j: categorical(left, u[..., j]))
 
     def select(self, rows: Tensor) -> DraftNoise:

@@ -4,7 +4,7 @@ from .dynamic import DynamicBuilder
 from .growth import Block, Builder, Children, Grown, Growth
 from .registry import TreeEntry, TreeLike, parse_tree, tree_entries
 from .sequoia import Choice, Costs, best_tree, chances, choose, expected_tokens
-from .static import StaticBuilder
+from .static import SequoiaBuilder, StaticBuilder
 from .topology import (
     MOST_NODES,
     ancestor_mask,
@@ -32,6 +32,7 @@ __all__ = [
     "DynamicBuilder",
     "Grown",
     "Growth",
+    "SequoiaBuilder",
     "StaticBuilder",
     "TreeEntry",
     "TreeLike",

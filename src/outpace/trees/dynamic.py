@@ -54,6 +54,7 @@ class DynamicGrowth:
     """A draft that grows where it is likeliest to be accepted. See `Growth`."""
 
     nodes = None
+    chains = None
 
     def __init__(
         self, budgets: Sequence[int], count: int, width: int, branches: int, gain: float

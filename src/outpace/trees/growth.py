@@ -72,6 +72,7 @@ class Growth(Protocol):
 
     Attributes:
         width: m, tokens to draw behind each row now.
+        chains: how long each sequence's path is, if none branches and nothing is weighed.
         nodes: `[B, F, m]` int64, the node that each of them becomes, for noise of its own;
             0 where it is left out. None where nothing is drawn.
     """
@@ -81,6 +82,9 @@ class Growth(Protocol):
 
     @property
     def nodes(self) -> Tensor | None: ...
+
+    @property
+    def chains(self) -> Sequence[int] | None: ...
 
     def add(self, children: Children) -> Block | None:
         """Take a level; None when there is no further one."""
@@ -106,6 +110,9 @@ class Builder(Protocol):
     draw: Draw
     weighs: bool
 
-    def begin(self, budgets: Sequence[int], temperatures: Sequence[float]) -> Growth:
-        """A draft for sequences with such budgets, at least 1, and temperatures."""
+    def begin(self, budgets: Sequence[int], temperatures: Sequence[float]) -> Growth | None:
+        """A draft for sequences with such budgets, at least 1, and temperatures.
+
+        None where nothing is worth drafting.
+        """
         ...

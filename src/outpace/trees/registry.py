@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from ..errors import OptionError, first_line
 from ..types import Draw, Tree, check_whole_number
 from .dynamic import DynamicBuilder
 from .growth import Builder
-from .static import StaticBuilder
+from .static import SequoiaBuilder, StaticBuilder
 from .topology import MOST_NODES, chain, from_ranks, k_ary, paths_tree
 
 TreeLike = str | Path | Tree | Builder | Sequence[Sequence[int]]
@@ -42,6 +43,17 @@ def chains(count: int, length: int, draw: Draw = "without") -> StaticBuilder:
 def widths(widths: str, draw: Draw = "without") -> StaticBuilder:
     """So many children per node, level by level."""
     return StaticBuilder(k_ary([_number("a width", int(w)) for w in widths.split("x")]), draw)
+
+
+def sequoia(
+    nodes: int | None = None, depth: int = 8, temperature: float = 0.8, draw: Draw = "without"
+) -> SequoiaBuilder:
+    """The tree of most tokens per second, by what is measured of models and machine (Sequoia)."""
+    if nodes is not None:
+        _number("nodes", nodes)
+    if not 0 < temperature < math.inf:
+        raise OptionError(f"temperature must be a number > 0, not {temperature}")
+    return SequoiaBuilder(nodes, _number("depth", depth), temperature, draw)
 
 
 def dynamic(nodes: int = 48, depth: int = 6, width: int = 10, branches: int = 10) -> DynamicBuilder:
@@ -75,6 +87,7 @@ BUILDERS: dict[str, Callable[..., Builder]] = {
     "chain": chain_of,
     "chains": chains,
     "widths": widths,
+    "sequoia": sequoia,
     "dynamic": dynamic,
     "opt": opt,
 }

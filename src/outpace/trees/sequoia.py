@@ -144,6 +144,8 @@ def choose(
 ) -> Choice:
     """The tree that promises most tokens per second; the empty one if none beats plain decoding.
 
+    Of a given size it is the best one, whether it beats plain decoding or not.
+
     As in the paper, the best tree of every size and depth is found first, and then the sizes
     and depths are compared by time. So where a draft pass costs more with more rows, a tree
     of fewer tokens but fewer inner nodes may be missed. Sizes are 1, 2, 3, 4, 6, 8, 12, 16, ...
@@ -167,7 +169,7 @@ def choose(
         raise OptionError(f"nodes={nodes} is more than most_nodes={most_nodes}: raise that")
     tables = _Tables(_checked(rates), sizes[-1])
     plain = costs.target_seconds(1)
-    best = Choice(chain(0), 1.0, 1.0)
+    best = Choice(chain(0), 1.0, 1.0 if nodes is None else 0.0)
     for size in sizes:
         room = len(tables.best(size, most_depth)[0])
         for depth in range(1, min(most_depth, size) + 1):

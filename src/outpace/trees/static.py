@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..types import Draw, Tree
+from ..errors import OptionError
+from ..types import Draw, Shape, Tree
 from .growth import Block, Children, Grown
 from .topology import ancestor_mask, cut
 
@@ -76,6 +77,47 @@ class StaticBuilder:
         return StaticGrowth(tuple(cut(self.tree, budget) for budget in budgets))
 
 
+class SequoiaBuilder:
+    """Sequoia's trees: those of most tokens per second, by what was measured.
+
+    There is one for requests at temperature 0, and one for those above. Which they are is
+    set once, before anything is drafted: by `outpace.planner.fit_tree`, which `load` does.
+
+    Args:
+        nodes: of the trees; None for as many as pay, up to `most`.
+        depth: of the longest path, at most.
+        temperature: at which the tree for requests above 0 is measured.
+        draw: how children come about; see `Builder`.
+
+    Attributes:
+        trees: at temperature 0 and above; empty as long as nothing was measured.
+    """
+
+    weighs = False
+    shape = Shape.TREE
+    most = 64
+
+    def __init__(
+        self,
+        nodes: int | None = None,
+        depth: int = 8,
+        temperature: float = 0.8,
+        draw: Draw = "without",
+    ) -> None:
+        self.size, self.depth, self.temperature, self.draw = nodes, depth, temperature, draw
+        self.nodes = nodes or self.most
+        self.trees: tuple[Tree, ...] = ()
+
+    def begin(self, budgets: Sequence[int], temperatures: Sequence[float]) -> StaticGrowth | None:
+        if not self.trees:
+            raise OptionError(
+                "Sequoia's tree is not known yet: measure it by outpace.planner.fit_tree(engine)"
+            )
+        chosen = (self.trees[t > 0] for t in temperatures)
+        trees = tuple(cut(tree, budget) for tree, budget in zip(chosen, budgets, strict=True))
+        return StaticGrowth(trees) if any(map(len, trees)) else None
+
+
 class StaticGrowth:
     """A draft of given trees, one per sequence. See `Growth`."""
 
@@ -94,6 +136,11 @@ class StaticGrowth:
     def nodes(self) -> Tensor:
         nodes = self._plan.levels[self._at].nodes
         return torch.where(nodes < self._plan.size, nodes, 0)
+
+    @property
+    def chains(self) -> list[int] | None:
+        trees = self._plan.trees
+        return [len(tree) for tree in trees] if all(tree.is_chain for tree in trees) else None
 
     def add(self, children: Children) -> Block | None:
         plan, level = self._plan, self._plan.levels[self._at]

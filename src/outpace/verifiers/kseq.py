@@ -26,7 +26,7 @@ from torch import Tensor
 from ..kernels import Rule
 from ..models.base import upload
 from ..sampling import categorical
-from ..types import Draft, Independent, Law, PointMass, Rows
+from ..types import Draft, Draw, Independent, Law, PointMass, Rows
 from .base import Noise, Verdict, chances_of, parents_of, without_tensors
 from .token import TokenVerifier
 
@@ -39,6 +39,7 @@ class KSeqVerifier(TokenVerifier):
 
     name: ClassVar[str] = "kseq"
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Independent)
+    siblings: ClassVar[Draw] = "with"
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         certain = isinstance(draft.law, PointMass)

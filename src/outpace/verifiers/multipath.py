@@ -34,7 +34,7 @@ from torch import Tensor
 
 from ..kernels import Rule
 from ..models.base import upload
-from ..types import Draft, Independent, Law, PointMass, Rows, Shape, Tree
+from ..types import Draft, Draw, Independent, Law, PointMass, Rows, Shape, Tree
 from .base import Noise, Verdict, without_tensors
 from .block import judge_chains
 from .traversal import TraversalVerifier
@@ -45,6 +45,7 @@ class MultiPathVerifier(TraversalVerifier):
 
     name: ClassVar[str] = "multipath"
     laws: ClassVar[tuple[type[Law], ...]] = (PointMass, Independent)
+    siblings: ClassVar[Draw] = "with"
     takes: ClassVar[Shape] = Shape.PATHS
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:

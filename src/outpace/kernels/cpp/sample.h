@@ -182,3 +182,42 @@ inline int64_t race_row(const float *p, int64_t n, uint64_t seed, uint64_t posit
     }
     return winner;
 }
+
+// The first `count` of the tokens in the order of their exponential times, as far as they have
+// probability. Returns how many they are.
+inline int64_t race_children(const float *p, int64_t n, int64_t count, uint64_t seed,
+                             uint64_t position, int64_t *tokens) {
+    std::vector<float> left(p, p + n);
+    for (int64_t j = 0; j < count; j++) {
+        if (std::none_of(left.begin(), left.end(), [](float x) { return x > 0; })) return j;
+        tokens[j] = race_row(left.data(), n, seed, position);
+        left[tokens[j]] = 0;
+    }
+    return count;
+}
+
+// Draws children of a row without replacement, each from what those before have left, by uniforms
+// u [count] or where there are none by a race; see `without_replacement` in sampling/draws.py.
+// Writes the rows q [count, n] that they were drawn from.
+inline void draw_children(const float *p, const float *scores, int64_t n, int64_t count,
+                          const double *u, uint64_t seed, uint64_t position, float *q,
+                          int64_t *tokens) {
+    if (!u) race_children(p, n, count, seed, position, tokens);
+    std::vector<char> taken(n);
+    for (int64_t j = 0; j < count; j++, q += n) {
+        double mass = 0;
+        for (int64_t i = 0; i < n; i++) mass += taken[i] ? 0 : p[i];
+        if (mass > 0) {
+            for (int64_t i = 0; i < n; i++) q[i] = taken[i] ? 0 : float(p[i] / mass);
+            if (u) tokens[j] = draw_row(q, n, u[j]);
+        } else {
+            int64_t best = -1;
+            for (int64_t i = 0; i < n; i++)
+                if (!taken[i] && (best < 0 || scores[i] > scores[best])) best = i;
+            std::fill(q, q + n, 0.0f);
+            tokens[j] = std::max<int64_t>(best, 0);
+            q[tokens[j]] = 1;
+        }
+        taken[tokens[j]] = 1;
+    }
+}

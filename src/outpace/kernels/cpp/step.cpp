@@ -512,6 +512,38 @@ void outpace_race(const float *p, int64_t batch, int64_t rows, int64_t n, const 
         tokens[r] = race_row(p + r * n, n, seeds[r / rows], positions[r]);
 }
 
+// Children of rows p [batch, rows, n], drawn without replacement; see `draw_children`.
+void outpace_children(const float *p, const float *scores, int64_t batch, int64_t rows, int64_t n,
+                      int64_t count, const double *u, const uint64_t *seeds,
+                      const int64_t *positions, float *q, int64_t *tokens) {
+    for (int64_t r = 0; r < batch * rows; r++) {
+        const int64_t b = r / rows;
+        draw_children(p + r * n, scores + r * n, n, count, u ? u + r * count : nullptr,
+                      u ? 0 : seeds[b], u ? 0 : positions[b], q + r * count * n,
+                      tokens + r * count);
+    }
+}
+
+// Moves positions of a slot, ascending ones and none to behind where it was, to `base` and on.
+void outpace_move(void *const *keys, void *const *values, int64_t layers, int64_t heads,
+                  int64_t capacity, int64_t dim, int64_t size, int64_t slot,
+                  const int64_t *source, int64_t count, int64_t base) {
+    for (int64_t layer = 0; layer < layers; layer++)
+        for (int64_t head = slot * heads; head < (slot + 1) * heads; head++) {
+            char *k = (char *)keys[layer] + head * capacity * dim * size;
+            char *v = (char *)values[layer] + head * capacity * dim * size;
+            for (int64_t i = 0; i < count; i++) {
+                const int64_t from = source[i], to = base + i;
+                if (from == to) continue;
+                std::memmove(v + to * dim * size, v + from * dim * size, dim * size);
+                char *a = k + (to / LANES * LANES * dim + to % LANES) * size;
+                const char *b = k + (from / LANES * LANES * dim + from % LANES) * size;
+                for (int64_t d = 0; d < dim; d++, a += LANES * size, b += LANES * size)
+                    std::memcpy(a, b, size);
+            }
+        }
+}
+
 // By a rule of `Rule` in kernels/rows.py.
 void outpace_verify(int32_t rule, const float *p, const float *q, const int64_t *drafted,
                     const int64_t *parents, int64_t batch, int64_t nodes, int64_t n,

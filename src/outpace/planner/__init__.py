@@ -1,0 +1,15 @@
+"""What is measured of a target and a drafter on this machine, and what follows from it."""
+
+from .acceptance import Acceptance, measure_acceptance
+from .costs import measure_costs
+from .prompts import PROMPTS
+from .trees import Fit, fit_tree
+
+__all__ = [
+    "PROMPTS",
+    "Acceptance",
+    "Fit",
+    "fit_tree",
+    "measure_acceptance",
+    "measure_costs",
+]

@@ -1,0 +1,255 @@
+"""How often the first, second, ... child of a node is accepted, measured on the target's texts.
+
+The target writes as plain decoding does, one token per round. At every position the
+drafter proposes children of the context, and what rule by ratio (`TokenVerifier`) would
+accept of them is computed, not drawn: of children x_1, x_2, ... with rows q_1, q_2, ...
+the one of rank b is accepted with probability
+
+    a_b Π_{j<b} (1 - a_j),   a_j = min(1, p_j(x_j) / q_j(x_j)),   p_{j+1} = norm((p_j - q_j)+)
+
+What follows for any tree whose shape is fixed is then found without running it: a path
+of ranks is accepted from a position with the product of these along the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..drafters import ModelDrafter
+from ..engine import Engine
+from ..errors import OptionError
+from ..models.tokenizer import Tokenizer
+from ..sampling import categorical, residual
+from ..trees import Builder, StaticBuilder, k_ary, ranks
+from ..types import Draft, Draw, Rows, SamplingParams, Shape, Tree
+from ..verifiers import Noise, TokenVerifier, Verdict
+
+Floats = NDArray[np.float64]
+
+Progress = Callable[[str, int, int], None]
+
+RANKS = 8
+"""Children of which the acceptance is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What was measured.
+
+    Attributes:
+        texts: of each text `[T, R]`: at position t the probability that of the children the
+            one of rank b is accepted.
+    """
+
+    texts: Sequence[Floats]
+
+    def rates(self, depth: int, tree: Tree | None = None) -> list[list[float]]:
+        """Rates `[depth][R]` as `trees.best_tree` takes them.
+
+        At depth d they are means over what a round has come through so far, weighted by how
+        likely it has.
+
+        Args:
+            tree: whose rounds begin where they do; by default they begin anywhere.
+        """
+        rows = []
+        starts = [np.ones(len(t)) if tree is None else _starts(t, tree) for t in self.texts]
+        reach = [s.copy() for s in starts]
+        for d in range(depth):
+            weight = sum(r[: len(r) - d].sum() for r in reach)
+            if not weight > 0:  # no text is so long, or no round gets so far
+                break
+            total = sum(r[: len(r) - d] @ t[d:] for r, t in zip(reach, self.texts, strict=True))
+            rows.append((total / weight).tolist())
+            for r, t in zip(reach, self.texts, strict=True):
+                r[: len(r) - d] *= t[d:].sum(1)
+        return rows
+
+    def expected_tokens(self, tree: Tree) -> float:
+        """What a round with this tree emits on average, over rounds where they begin.
+
+        Raises:
+            OptionError: no text is as long as the tree is deep.
+        """
+        emitted = rounds = 0.0
+        depth = max(tree.depths, default=0)
+        for text in self.texts:
+            starts = _starts(text, tree)[: len(text) - depth + 1]  # the end cuts the others off
+            accepted = _accepted(text, tree)[: len(starts)].sum(1)
+            emitted += float(starts @ (1 + accepted))
+            rounds += float(starts.sum())
+        if not rounds:
+            raise OptionError(f"no text was measured that is as long as the tree is deep, {depth}")
+        return emitted / rounds
+
+
+def _accepted(text: Floats, tree: Tree) -> Floats:
+    """`[T, D]`: the probability that a round from a position accepts so deep; 0 past the end."""
+    count, deepest = len(text), max(tree.depths, default=0)
+    width = text.shape[1]
+    reached = np.zeros((count, deepest))
+    chance = np.zeros((len(tree), count))
+    for node, (parent, depth, rank) in enumerate(
+        zip(tree.parents, tree.depths, ranks(tree), strict=True)
+    ):
+        if rank >= width or depth > count:
+            continue
+        here = np.zeros(count)
+        here[: count - depth + 1] = text[depth - 1 :, rank]
+        chance[node] = here if parent < 0 else chance[parent] * here
+        reached[:, depth - 1] += chance[node]
+    return reached
+
+
+def _starts(text: Floats, tree: Tree) -> Floats:
+    """`[T]`: the probability that a round begins at a position."""
+    reached = _accepted(text, tree)
+    starts = np.zeros(len(text))
+    starts[0] = 1
+    for t in range(len(text)):
+        ends = np.concatenate([[1.0], reached[t]])  # accepted at least so many
+        ends -= np.concatenate([reached[t], [0.0]])  # exactly so many
+        to = min(len(text), t + 1 + len(ends))
+        starts[t + 1 : to] += starts[t] * ends[: to - t - 1]
+    return starts
+
+
+class _Watcher(TokenVerifier):
+    """Emits the target's own token, and keeps what would have been accepted of the children."""
+
+    lossless: ClassVar[bool] = False  # so that it is asked at temperature 0, too
+    takes: ClassVar[Shape] = Shape.TREE
+
+    def __init__(self) -> None:
+        self.seen: list[Floats | None] = []
+        """Of each sequence of the last round, if it was drafted for."""
+
+    def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
+        by_rank = accepted_by_rank(p[:, 0], draft).cpu().numpy()
+        both = zip(by_rank, draft.trees, strict=True)
+        self.seen = [row if len(tree) else None for row, tree in both]
+        token = categorical(p[:, 0], noise.target[:, 0])
+        return Verdict.of([[] for _ in draft.trees], draft.tokens.shape[1], token)
+
+
+def accepted_by_rank(p: Tensor, draft: Draft) -> Tensor:
+    """`[B, N]` of drafts that are children of the root: each one's probability to be accepted.
+
+    Args:
+        p: `[B, V]` the target's rows.
+    """
+    left, gone = p.double(), torch.ones(len(p), dtype=torch.float64, device=p.device)
+    found = []
+    for node, x in enumerate(draft.tokens.unbind(1)):
+        if isinstance(draft.law, Rows):
+            q = draft.law.q[:, node].double()
+        else:
+            q = torch.zeros_like(left).scatter_(1, x.unsqueeze(1), 1.0)
+        px, qx = (row.gather(1, x.unsqueeze(1)).squeeze(1) for row in (left, q))
+        passes = torch.where(qx > 0, (px / qx).clamp_max(1), 0.0)
+        found.append(gone * passes)
+        gone = gone * (1 - passes)
+        left = residual(left, q)
+        left = left / left.sum(-1, keepdim=True)
+    return torch.stack(found, 1) if found else left[:, :0]
+
+
+def measure_acceptance(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    temperature: float,
+    draw: Draw,
+    *,
+    tokens: int = 64,
+    count: int = RANKS,
+    seed: int = 0,
+    tokenizer: Tokenizer | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Acceptance:
+    """Let the target go on with prompts, and see what of the drafter's children it accepts.
+
+    Args:
+        engine: an idle one, whose drafter runs a model.
+        prompts: token ids.
+        draw: how children come about.
+        tokens: of each text.
+        count: ranks R.
+
+    Raises:
+        OptionError: the engine is busy or its drafter takes no trees, or there is no prompt.
+    """
+    drafter = model_drafter(engine)
+    if not prompts:
+        raise OptionError("there is no prompt to measure on: give one at least")
+    count = min(count, engine.target.vocab_size)
+    watcher, rows = _Watcher(), dict[int, list[Floats]]()
+    what = f"measuring acceptance at temperature {temperature:g}"
+    with swapped(engine, drafter, StaticBuilder(k_ary([count]), draw), watcher):
+        requests = [
+            engine.submit(
+                prompt,
+                # One more than is measured: the last is not drafted for.
+                SamplingParams(
+                    temperature=temperature,
+                    seed=seed + i,
+                    max_new_tokens=tokens + 1,
+                    eos_token_ids=(),
+                ),
+                tokenizer=tokenizer,
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+        done = 0
+        while engine.busy:
+            ran = engine.step()
+            for request, row in zip(ran, watcher.seen, strict=True):
+                if row is not None:
+                    rows.setdefault(id(request), []).append(row)
+            done += len(ran)
+            progress(what, done, len(prompts) * (tokens + 1))
+        for request in requests:
+            if request.failure is not None:
+                raise request.failure
+    texts = [np.stack(r) for r in rows.values()]
+    if not texts:
+        raise OptionError("nothing was drafted for these prompts: give shorter ones")
+    return Acceptance(texts)
+
+
+def model_drafter(engine: Engine) -> ModelDrafter:
+    """The engine's drafter, if it takes trees and nobody uses it.
+
+    Raises:
+        OptionError: the engine is busy, or it does not.
+    """
+    if engine.busy:
+        raise OptionError("the engine is busy: measure when its requests have ended")
+    if not isinstance(engine.drafter, ModelDrafter):
+        raise OptionError("trees are measured with a drafter that runs a model: give one")
+    return engine.drafter
+
+
+@contextmanager
+def swapped(
+    engine: Engine, drafter: ModelDrafter, builder: Builder, rule: Any = None
+) -> Iterator[None]:
+    """The engine with another builder of trees, and another rule; then as it was."""
+    names = ("builder", "proposes", "laws", "k", "draws", "rule")
+    held = {name: getattr(drafter, name) for name in names}
+    verifier, k = engine.verifier, engine.k
+    try:
+        drafter.branch(builder)
+        engine.k, engine.verifier = builder.depth, rule or verifier
+        yield
+    finally:
+        engine.verifier, engine.k = verifier, k
+        for name, value in held.items():
+            setattr(drafter, name, value)

@@ -1,0 +1,106 @@
+"""What the passes of a round cost on this machine, by rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from ..drafters.base import Commit
+from ..engine import Engine
+from ..engine.clock import Clock
+from ..trees import Costs, StaticBuilder, paths_tree
+from ..types import Draft, Draw, SamplingParams
+from .acceptance import Progress, model_drafter, swapped
+
+_REPEATS = 7
+
+DRAFT_ROWS = (1, 2, 4, 8, 16)
+TARGET_ROWS = (1, 2, 3, 5, 9, 17, 33, 65)
+
+
+@torch.inference_mode()
+def measure_costs(
+    engine: Engine,
+    prompt: Sequence[int],
+    draw: Draw,
+    *,
+    temperature: float = 0.0,
+    most_nodes: int = 64,
+    repeats: int = _REPEATS,
+    progress: Progress = lambda what, done, total: None,
+) -> Costs:
+    """Time the levels of a draft and the target's pass, for one sequence behind a prompt.
+
+    A level's time has in it what is drawn behind its rows, and the target's the verdict.
+    Both are medians.
+
+    Args:
+        engine: an idle one, whose drafter runs a model.
+        most_nodes: of a draft, that will be asked for.
+
+    Raises:
+        OptionError: the engine is busy, or its drafter takes no trees.
+    """
+    drafter = model_drafter(engine)
+    draft_rows = [rows for rows in DRAFT_ROWS if rows == 1 or 2 * rows <= most_nodes]
+    target_rows = [rows for rows in TARGET_ROWS if rows <= 2 or rows <= most_nodes + 1]
+    # Levels of one row, then of more; a chain of two levels has both.
+    shapes = [(1, 1), *((rows, depth) for rows in draft_rows for depth in (1, 2))]
+    shapes += [(rows - 1, 1) for rows in target_rows if rows > 1]
+    drafting: dict[tuple[int, int], float] = {}
+    target: dict[int, float] = {}
+    request = engine.submit(
+        prompt,
+        SamplingParams(temperature=temperature, seed=0, max_new_tokens=8, eos_token_ids=()),
+    )
+    try:
+        engine.admit()
+        for number, shape in enumerate(dict.fromkeys(shapes)):
+            with swapped(engine, drafter, StaticBuilder(paths_tree(*shape), draw)):
+                drafting[shape] = _median(engine, partial(_propose, engine), repeats)
+                if shape[1] == 1:
+                    judge = partial(_judge, engine, _propose(engine))
+                    target[shape[0] + 1] = _median(engine, judge, repeats)
+            progress("measuring passes", number + 1, len(set(shapes)))
+        plain = engine.drafter
+        engine.drafter = None
+        try:
+            judge = partial(_judge, engine, engine.draft(engine.running))
+            target[1] = _median(engine, judge, repeats)
+        finally:
+            engine.drafter = plain
+    finally:
+        engine.cancel(request)
+    first = drafting[1, 1]
+    levels = {rows: max(drafting[rows, 2] - drafting[rows, 1], 1e-9) for rows in draft_rows}
+    return Costs({rows: max(first, s) if rows == 1 else s for rows, s in levels.items()}, target)
+
+
+def _propose(engine: Engine) -> Draft:
+    """A draft, which is dropped again."""
+    draft = engine.draft(engine.running)
+    assert engine.drafter is not None
+    engine.drafter.observe([Commit(r.place, ()) for r in engine.running])
+    return draft
+
+
+def _judge(engine: Engine, draft: Draft) -> None:
+    engine._verify(engine.running, draft, engine.score(engine.running, draft))
+
+
+def _median(engine: Engine, run: Callable[[], object], repeats: int) -> float:
+    def finished() -> None:
+        run()
+        if engine.target.device.type == "cuda":
+            torch.cuda.synchronize(engine.target.device)
+
+    finished()
+    times = []
+    for _ in range(repeats):
+        clock = Clock(engine.target.device)
+        finished()
+        times.append(clock.whole())
+    return statistics.median(times)
