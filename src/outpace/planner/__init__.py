@@ -3,7 +3,7 @@
 from .acceptance import Acceptance, measure_acceptance
 from .costs import measure_costs
 from .prompts import PROMPTS
-from .trees import Fit, fit_tree
+from .trees import Fit, fit_tree, one_round, promise
 
 __all__ = [
     "PROMPTS",
@@ -12,4 +12,6 @@ __all__ = [
     "fit_tree",
     "measure_acceptance",
     "measure_costs",
+    "one_round",
+    "promise",
 ]

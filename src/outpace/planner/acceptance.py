@@ -165,9 +165,9 @@ def accepted_by_rank(p: Tensor, draft: Draft) -> Tensor:
 def measure_acceptance(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
+    *,
     temperature: float,
     draw: Draw,
-    *,
     tokens: int = 64,
     count: int = RANKS,
     seed: int = 0,

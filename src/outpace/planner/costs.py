@@ -25,9 +25,9 @@ TARGET_ROWS = (1, 2, 3, 5, 9, 17, 33, 65)
 def measure_costs(
     engine: Engine,
     prompt: Sequence[int],
-    draw: Draw,
     *,
-    temperature: float = 0.0,
+    temperature: float,
+    draw: Draw,
     most_nodes: int = 64,
     repeats: int = _REPEATS,
     progress: Progress = lambda what, done, total: None,

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from ..engine import Engine
 from ..errors import OptionError
 from ..models.tokenizer import Tokenizer
-from ..trees import Choice, Costs, SequoiaBuilder, choose
+from ..trees import (
+    Builder,
+    Choice,
+    Costs,
+    SequoiaBuilder,
+    StaticBuilder,
+    choose,
+    expected_tokens,
+)
+from ..types import SamplingParams, Tree
 from .acceptance import Acceptance, Progress, measure_acceptance, model_drafter
 from .costs import measure_costs
 
@@ -40,8 +52,9 @@ def fit_tree(
     tokens: int = 64,
     tokenizer: Tokenizer | None = None,
     builder: SequoiaBuilder | None = None,
+    temperatures: Sequence[float] | None = None,
     progress: Progress = lambda what, done, total: None,
-) -> tuple[Fit, Fit]:
+) -> list[Fit]:
     """Measure, and set the trees of the drafter's `SequoiaBuilder`.
 
     Args:
@@ -49,38 +62,84 @@ def fit_tree(
         prompts: token ids, of what will be generated or like it.
         tokens: of the texts that the target goes on with.
         builder: whose trees are wanted, by default the drafter's.
+        temperatures: to measure at, by default 0 and the builder's own; the first and the
+            last of them give its trees.
 
     Returns:
-        At temperature 0, and above.
+        One for each temperature.
 
     Raises:
         OptionError: the engine is busy, its drafter takes no trees, or there is no prompt.
     """
-    drafter = model_drafter(engine)
-    builder = builder or _sequoia(drafter.builder)
+    builder = builder or _sequoia(model_drafter(engine).builder)
     found = []
-    for temperature in (0.0, builder.temperature):
-        seen = measure_acceptance(
-            engine,
-            prompts,
-            temperature,
-            builder.draw,
-            tokens=tokens,
-            tokenizer=tokenizer,
-            progress=progress,
-        )
-        longest = max(prompts, key=len)
-        costs = measure_costs(
-            engine,
-            longest,
-            builder.draw,
-            temperature=temperature,
-            most_nodes=builder.nodes,
-            progress=progress,
-        )
+    for temperature in temperatures or (0.0, builder.temperature):
+        given = engine, prompts, builder, temperature
+        seen, costs = _measured(*given, tokens=tokens, tokenizer=tokenizer, progress=progress)
         found.append(fit(temperature, seen, costs, builder.nodes, builder.depth, builder.size))
-    builder.trees = (found[0].choice.tree, found[1].choice.tree)
-    return found[0], found[1]
+    builder.trees = (found[0].choice.tree, found[-1].choice.tree)
+    return found
+
+
+def promise(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    builder: StaticBuilder,
+    temperature: float,
+    *,
+    tokens: int = 64,
+    tokenizer: Tokenizer | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Fit:
+    """What a given tree promises, by the same measurements.
+
+    Raises:
+        OptionError: the engine is busy, its drafter takes no trees, or there is no prompt.
+    """
+    given = engine, prompts, builder, temperature
+    seen, costs = _measured(*given, tokens=tokens, tokenizer=tokenizer, progress=progress)
+    tree, rates = builder.tree, seen.rates(builder.depth, builder.tree)
+    expected = expected_tokens(tree, rates)
+    speedup = expected * costs.target_seconds(1) / costs.round_seconds(tree)
+    choice = Choice(tree, expected, speedup)
+    return Fit(temperature, choice, rates, costs, seen, seen.expected_tokens(tree))
+
+
+def _measured(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    builder: Builder,
+    temperature: float,
+    *,
+    tokens: int,
+    tokenizer: Tokenizer | None,
+    progress: Progress,
+) -> tuple[Acceptance, Costs]:
+    how: dict[str, Any] = {"draw": builder.draw, "temperature": temperature, "progress": progress}
+    seen = measure_acceptance(engine, prompts, tokens=tokens, tokenizer=tokenizer, **how)
+    costs = measure_costs(engine, max(prompts, key=len), most_nodes=builder.nodes, **how)
+    return seen, costs
+
+
+@torch.inference_mode()
+def one_round(
+    engine: Engine, prompt: Sequence[int], params: SamplingParams
+) -> tuple[list[int], Tree, list[int]]:
+    """The first draft behind a prompt: its tokens, its tree, and the nodes that are accepted.
+
+    Raises:
+        OptionError: the engine is busy, or its drafter takes no trees.
+    """
+    model_drafter(engine)
+    request = engine.submit(prompt, params)
+    try:
+        engine.admit()
+        draft = engine.draft(engine.running)
+        (emission,) = engine._verify(engine.running, draft, engine.score(engine.running, draft))
+    finally:
+        engine.cancel(request)
+    tree = draft.trees[0]
+    return draft.tokens[0, : len(tree)].tolist(), tree, emission.path
 
 
 def fit(

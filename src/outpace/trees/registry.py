@@ -104,9 +104,15 @@ class TreeEntry:
 def tree_entries() -> list[TreeEntry]:
     """What can be named."""
     return [
-        TreeEntry(named.usage(name, make, name), (inspect.getdoc(make) or "").partition("\n")[0])
+        TreeEntry(_usage(name, make), (inspect.getdoc(make) or "").partition("\n")[0])
         for name, make in BUILDERS.items()
     ]
+
+
+def _usage(name: str, make: Callable[..., Builder]) -> str:
+    if make is widths:
+        return named.usage("4x2x1", make, name, ["widths"])
+    return named.usage(name, make, name)
 
 
 def parse_tree(tree: TreeLike, draw: Draw = "without") -> Builder:
