@@ -213,6 +213,7 @@ def _figures(fit: Fit) -> dict[str, Any]:
         "replayed": fit.replayed,
         "speedup": fit.choice.speedup,
         "rates": [list(row) for row in fit.rates],
+        "chain_step_seconds": fit.costs.step,
         "draft_seconds": dict(fit.costs.draft),
         "target_seconds": dict(fit.costs.target),
     }
@@ -231,6 +232,7 @@ def _print(found: dict[str, Any], console: Console) -> None:
         points = sorted(found[f"{what}_seconds"].items())
         times = " · ".join(f"{rows}: {1e3 * seconds:.2f}" for rows, seconds in points)
         console.print(f"{what} pass by rows, ms: {times}")
+    console.print(f"step of a chain, ms: {1e3 * found['chain_step_seconds']:.2f}")
     console.print(
         f"{found['tokens_per_round']:.2f} tokens per round expected ({found['replayed']:.2f} "
         f"replayed on the texts), {found['speedup']:.2f}x of plain decoding"

@@ -11,14 +11,16 @@ import torch
 from ..drafters.base import Commit
 from ..engine import Engine
 from ..engine.clock import Clock
-from ..trees import Costs, StaticBuilder, paths_tree
+from ..trees import Costs, StaticBuilder, chain, from_ranks, paths_tree
 from ..types import Draft, Draw, SamplingParams
 from .acceptance import Progress, model_drafter, swapped
 
 _REPEATS = 7
+_STEPS = 4
+"""Of the chain that is timed."""
 
 DRAFT_ROWS = (1, 2, 4, 8, 16)
-TARGET_ROWS = (1, 2, 3, 5, 9, 17, 33, 65)
+TARGET_ROWS = (2, 3, 5, 9, 17, 33, 65)
 
 
 @torch.inference_mode()
@@ -46,10 +48,11 @@ def measure_costs(
     """
     drafter = model_drafter(engine)
     draft_rows = [rows for rows in DRAFT_ROWS if rows == 1 or 2 * rows <= most_nodes]
-    target_rows = [rows for rows in TARGET_ROWS if rows <= 2 or rows <= most_nodes + 1]
-    # Levels of one row, then of more; a chain of two levels has both.
-    shapes = [(1, 1), *((rows, depth) for rows in draft_rows for depth in (1, 2))]
-    shapes += [(rows - 1, 1) for rows in target_rows if rows > 1]
+    target_rows = [rows for rows in TARGET_ROWS if rows == 2 or rows <= most_nodes + 1]
+    trees = {(rows, depth): paths_tree(rows, depth) for rows in draft_rows for depth in (1, 2)}
+    trees[1, 1], trees[1, 2] = paths_tree(2, 1), from_ranks([[0, 0], [1]])  # a chain has no levels
+    trees |= {(rows, 0): paths_tree(rows - 1, 1) for rows in target_rows}
+    trees[0, _STEPS] = chain(_STEPS)
     drafting: dict[tuple[int, int], float] = {}
     target: dict[int, float] = {}
     request = engine.submit(
@@ -58,13 +61,13 @@ def measure_costs(
     )
     try:
         engine.admit()
-        for number, shape in enumerate(dict.fromkeys(shapes)):
-            with swapped(engine, drafter, StaticBuilder(paths_tree(*shape), draw)):
+        for number, (shape, tree) in enumerate(trees.items()):
+            with swapped(engine, drafter, StaticBuilder(tree, draw)):
                 drafting[shape] = _median(engine, partial(_propose, engine), repeats)
-                if shape[1] == 1:
+                if len(tree) + 1 in target_rows:
                     judge = partial(_judge, engine, _propose(engine))
-                    target[shape[0] + 1] = _median(engine, judge, repeats)
-            progress("measuring passes", number + 1, len(set(shapes)))
+                    target[len(tree) + 1] = _median(engine, judge, repeats)
+            progress("measuring passes", number + 1, len(trees))
         plain = engine.drafter
         engine.drafter = None
         try:
@@ -74,9 +77,10 @@ def measure_costs(
             engine.drafter = plain
     finally:
         engine.cancel(request)
-    first = drafting[1, 1]
-    levels = {rows: max(drafting[rows, 2] - drafting[rows, 1], 1e-9) for rows in draft_rows}
-    return Costs({rows: max(first, s) if rows == 1 else s for rows, s in levels.items()}, target)
+    levels = {rows: drafting[rows, 2] - drafting[rows, 1] for rows in draft_rows}
+    levels[1] = max(levels[1], drafting[1, 1])
+    draft = {rows: max(seconds, 0.0) for rows, seconds in levels.items()}
+    return Costs(draft, dict(sorted(target.items())), drafting[0, _STEPS] / _STEPS)
 
 
 def _propose(engine: Engine) -> Draft:

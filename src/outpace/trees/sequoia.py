@@ -93,6 +93,7 @@ class Costs:
     Attributes:
         draft: a draft pass over so many rows of one level.
         target: a target pass over so many rows, the root's included.
+        step: a step of a chain, where that is not what a draft pass over one row costs.
 
     Raises:
         OptionError: there are no points, or they are not rows and seconds.
@@ -100,6 +101,7 @@ class Costs:
 
     draft: Mapping[int, float]
     target: Mapping[int, float]
+    step: float | None = None
 
     def __post_init__(self) -> None:
         _check_points("draft", self.draft)
@@ -118,6 +120,8 @@ class Costs:
 
         The first feeds the root, and the one of depth d the inner nodes of depth d.
         """
+        if tree.is_chain and self.step is not None:
+            return self.step * len(tree) + self.target_seconds(len(tree) + 1)
         inner = Counter(tree.depths[node] if node >= 0 else 0 for node in set(tree.parents))
         drafting = sum(self.draft_seconds(rows) for rows in inner.values())
         return drafting + self.target_seconds(len(tree) + 1)
@@ -168,18 +172,25 @@ def choose(
     if sizes[-1] > most_nodes:
         raise OptionError(f"nodes={nodes} is more than most_nodes={most_nodes}: raise that")
     tables = _Tables(_checked(rates), sizes[-1])
-    plain = costs.target_seconds(1)
     best = Choice(chain(0), 1.0, 1.0 if nodes is None else 0.0)
+    lengths = range(1, min(most_depth, most_nodes) + 1) if nodes is None else (nodes,)
+    for length in lengths if costs.step is not None else ():  # it costs less than its levels
+        if length <= most_depth:
+            best = _better(best, chain(length), expected_tokens(chain(length), rates), costs)
     for size in sizes:
         room = len(tables.best(size, most_depth)[0])
         for depth in range(1, min(most_depth, size) + 1):
             tree, tokens = tables.best(size, depth)
             if nodes is not None and len(tree) < room:
                 continue
-            speedup = tokens * plain / costs.round_seconds(tree)
-            if speedup > best.speedup:
-                best = Choice(tree, tokens, speedup)
+            best = _better(best, tree, tokens, costs)
     return best
+
+
+def _better(best: Choice, tree: Tree, tokens: float, costs: Costs) -> Choice:
+    """The best so far, or this tree."""
+    speedup = tokens * costs.target_seconds(1) / costs.round_seconds(tree)
+    return Choice(tree, tokens, speedup) if speedup > best.speedup else best
 
 
 def _sizes(most: int) -> tuple[int, ...]:
