@@ -10,6 +10,7 @@ import torch
 from outpace.sampling import categorical
 from outpace.types import Rows
 from outpace.verifiers import BlockVerifier, MatchVerifier, TokenVerifier, Verdict
+from tree_rules import KSeq, MultiPath, Traversal, overlap, without
 
 
 class _Variant(TokenVerifier):
@@ -259,3 +260,46 @@ class MatchesTheNextRow(MatchVerifier):
 
 
 WRONG_TREES = [ForgetsTheRejected, StrikesOut, LeavesUnnormalised]
+
+
+class TraversalByShare(Traversal):
+    """A node's weights keep the mass S / Σq, as in a public port."""
+
+    def mass(self, rest, q, before):
+        return min(sum(rest) / sum(q), 1.0), sum(q)
+
+
+class TraversalOfP(Traversal):
+    """A node's weights after a failure are normalised: its mass is what it was."""
+
+    def mass(self, rest, q, before):
+        return before, sum(rest) / before
+
+
+class KSeqOfRatioOne(KSeq):
+    """All children are held against p with ρ = 1, as if there were one."""
+
+    def rho(self, p, q, draws):
+        return 1.0
+
+
+class KSeqWithoutFactor(KSeq):
+    """What is left is p - min(q, p/ρ), as if one child had failed."""
+
+    def rest(self, p, q, rho, draws):
+        return without(p, overlap(p, q, rho))
+
+
+class MultiPathOfPlainRows(MultiPath):
+    """The chosen path is verified as if it had been the only one."""
+
+    skew = False
+
+
+WRONG_TWINS = [
+    TraversalByShare,
+    TraversalOfP,
+    KSeqOfRatioOne,
+    KSeqWithoutFactor,
+    MultiPathOfPlainRows,
+]

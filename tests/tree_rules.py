@@ -8,7 +8,7 @@ needs them. So one and the same code gives the decision for given noise, and the
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -23,6 +23,7 @@ from outpace.verifiers import TokenVerifier, Verdict
 Row = list[float]
 Texts = Callable[[tuple[int, ...]], Row]
 STEPS = 40
+"""Of the bisection for ρ."""
 NEGLIGIBLE = 1e-14
 """Branches with less probability are not followed."""
 
@@ -179,31 +180,38 @@ class Recursive(Twin):
                 return path, row
 
 
+def hit(b: float, draws: int) -> float:
+    return sum((1 - b) ** j for j in range(draws))
+
+
+def overlap(p: Iterable[float], q: Iterable[float], rho: float) -> Row:
+    return [min(b, a / rho) for a, b in zip(p, q, strict=True)]
+
+
+@cache
+def least_rho(p: tuple[float, ...], q: tuple[float, ...], draws: int) -> float:
+    def enough(rho: float) -> bool:
+        return hit(sum(overlap(p, q, rho)), draws) <= rho
+
+    low, high = 1.0, float(draws)
+    if enough(low):
+        return low
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
 class KSeq(Twin):
     """K-SEQ."""
 
-    def hit(self, b: float, draws: int) -> float:
-        return sum((1 - b) ** j for j in range(draws))
-
-    def overlap(self, p: Row, q: Row, rho: float) -> Row:
-        return [min(b, a / rho) for a, b in zip(p, q, strict=True)]
-
     def rho(self, p: Row, q: Row, draws: int) -> float:
-        def enough(rho: float) -> bool:
-            return self.hit(sum(self.overlap(p, q, rho)), draws) <= rho
-
-        low, high = 1.0, float(draws)
-        if enough(low):
-            return low
-        for _ in range(STEPS):
-            middle = (low + high) / 2
-            low, high = (low, middle) if enough(middle) else (middle, high)
-        return high
+        return least_rho(tuple(p), tuple(q), draws)
 
     def rest(self, p: Row, q: Row, rho: float, draws: int) -> Row:
-        shared = self.overlap(p, q, rho)
-        hit = self.hit(sum(shared), draws)
-        return [max(0.0, a - hit * b) for a, b in zip(p, shared, strict=True)]
+        shared = overlap(p, q, rho)
+        factor = hit(sum(shared), draws)
+        return [max(0.0, a - factor * b) for a, b in zip(p, shared, strict=True)]
 
     def run(self, draft, passes):
         path, at = [], -1
@@ -228,7 +236,7 @@ class Traversal(Twin):
     """Traversal verification."""
 
     def mass(self, rest: Row, q: Row, before: float) -> tuple[float, float]:
-        """The mass of a node's weights behind a failed child, and what (w - q)+ is divided by."""
+        """That of a node's weights after a child has failed, and what (w - q)+ is divided by."""
         whole = sum(rest) + 1 - before
         return sum(rest) / whole if whole > 0 else 0.0, whole
 
@@ -259,8 +267,7 @@ class Skewed:
         self.draft, self.skew = draft, skew
         self.rows: list[tuple[Row, Row]] = []
         open_ = [(head, head) for head in children(draft.tree, -1)]  # (path's head, next node)
-        self.paths, f, g, end, last = len(open_), 0.0, 1.0, -1, -1
-        del last
+        self.paths, f, g, end = len(open_), 0.0, 1.0, -1
         while open_:
             p, q = draft.p(end), draft.q(open_[0][1])
             ranked = self.ranked(p, q)
@@ -319,6 +326,57 @@ class MultiPath(Twin):
         raise AssertionError("the root always passes")
 
 
+# --- laws ----------------------------------------------------------------------------------------
+
+Emitted = dict[tuple[int, ...], float]
+
+
+def law_of(rule: Twin, drawing: Callable[[Callable[[Row], int]], Drawing]) -> Emitted:
+    """What a round emits, and how likely."""
+
+    def run(chooser: Chooser) -> tuple[tuple[int, ...], Row]:
+        draft = drawing(chooser.choose)
+
+        def passes(node: int, threshold: float) -> bool:
+            t = min(1.0, max(0.0, threshold))
+            return chooser.choose([1 - t, t]) == 1
+
+        path, row = rule.run(draft, passes)
+        return draft.text(path[-1] if path else -1), scaled(row)
+
+    law: Emitted = {}
+    for mass, (text, row) in leaves(run):
+        for x, w in enumerate(row):
+            if w:
+                law[(*text, x)] = law.get((*text, x), 0.0) + mass * w
+    return law
+
+
+def deviation(law: Emitted, p: Texts) -> float:
+    """The largest error of a text's probability, where what was emitted is continued from p."""
+    beyond: Emitted = {}
+    for said, mass in law.items():
+        for i in range(len(said)):
+            beyond[said[:i]] = beyond.get(said[:i], 0.0) + mass
+
+    def worst(text: tuple[int, ...], continued: float, wanted: float) -> float:
+        error = abs(continued + beyond.get(text, 0.0) - wanted)
+        if text not in beyond:
+            return error
+        after = ((*text, x) for x in range(len(p(text))))
+        steps = zip(after, p(text), strict=True)
+        return max(
+            error, *(worst(t, continued * w + law.get(t, 0.0), wanted * w) for t, w in steps)
+        )
+
+    return worst((), 0.0, 1.0)
+
+
+def accepted(law: Emitted) -> float:
+    """How many drafted tokens a round keeps, expected."""
+    return sum(mass * (len(said) - 1) for said, mass in law.items())
+
+
 # --- drafts --------------------------------------------------------------------------------------
 
 
@@ -333,7 +391,7 @@ def shapes(nodes: int) -> Iterator[tuple]:
 
 
 def numbered(shape: tuple, source: random.Random) -> Tree:
-    """The tree of a shape, its nodes in an order in which parents and elder siblings are first."""
+    """The tree of a shape, its nodes in some order: parents and elder siblings come first."""
     parents: list[int] = []
     open_ = [[-1, list(shape)]]
     while open_:
@@ -347,13 +405,13 @@ def numbered(shape: tuple, source: random.Random) -> Tree:
     return Tree(tuple(parents))
 
 
-def table(vocab: int, seed: str, most: int = 3) -> Texts:
+def table(vocab: int, seed: str) -> Texts:
     """A random row per text; small whole weights make zeros and ties common."""
 
     @cache
     def row(text: tuple[int, ...]) -> Row:
         source = random.Random(f"{seed} {text}")
-        while not any(weights := [source.randint(0, most) for _ in range(vocab)]):
+        while not any(weights := [source.randint(0, 3) for _ in range(vocab)]):
             pass
         return scaled(weights)
 

@@ -21,6 +21,7 @@ from broken_rules import ForgetsTheRejected, MatchesTheNextRow, TakesTheNextRow
 from conformance_cases import DRAFTERS, PROMPT, V
 from outpace import SamplingParams
 from outpace.engine import Engine
+from outpace.types import Rows, Shape
 from outpace.verifiers import VERIFIERS, make_verifier
 
 ALSO = {"n-gram trees", "suffix", "early exit, lean", "adapter", "int8"}
@@ -50,9 +51,14 @@ def make(drafter: str, verifier: str, k: int, max_batch: int) -> Engine:
     """The engine, unless the pair must be refused."""
     target, build_drafter = DRAFTERS[drafter]
     made, rule = build_drafter(), make_verifier(verifier)
-    recalled = made.remembers and rule.lossless and not rule.invariant
-    if recalled or made.proposes > rule.takes:
-        message = "remembers other requests" if recalled else "takes chains only"
+    taken = (*rule.laws, Rows) if made.proposes is Shape.CHAIN else rule.laws
+    refusals = {
+        "is not exact for drafts of": not all(issubclass(law, taken) for law in made.laws),
+        "remembers other requests": made.remembers and rule.lossless and not rule.invariant,
+        "takes (chains|paths from the root) only": made.proposes > rule.takes,
+    }
+    if any(refusals.values()):
+        message = next(why for why, refused in refusals.items() if refused)
         with pytest.raises(outpace.IncompatibleError, match=message):
             Engine(target(), made, k, rule, max_batch)
         pytest.skip("refused, as it must be")

@@ -12,8 +12,15 @@ from outpace.errors import CompilerError
 from outpace.kernels import rows as kernel_rows
 from outpace.sampling import Keys, Warp, categorical, race
 from outpace.trees import chain
-from outpace.types import Draft, PointMass, Rows, SamplingParams
-from outpace.verifiers import BlockVerifier, Noise, TokenVerifier
+from outpace.types import Draft, PointMass, Rows, SamplingParams, Shape, Tree
+from outpace.verifiers import (
+    BlockVerifier,
+    KSeqVerifier,
+    MultiPathVerifier,
+    Noise,
+    TokenVerifier,
+    TraversalVerifier,
+)
 
 SIZES = st.sampled_from([1, 2, 7, 16, 17, 64, 333])
 
@@ -92,41 +99,84 @@ def test_a_race_at_another_position_is_another(library):
     assert not torch.equal(one, other)
 
 
-def round_of(generator, n, nodes, sampled):
+def tree_of(shape, n, generator):
+    """A random one of up to n nodes."""
+    n = int(torch.randint(0, n + 1, (), generator=generator))
+    if shape is Shape.CHAIN:
+        return chain(n)
+    parents = [int(torch.randint(-1, i, (), generator=generator)) for i in range(n)]
+    if shape is Shape.PATHS:
+        for i, parent in enumerate(parents):
+            parents[i] = -1 if parent in parents[:i] else parent
+    return Tree(tuple(parents))
+
+
+def round_of(generator, n, nodes, sampled, shape=Shape.CHAIN):
+    """Of five sequences, ragged; tokens are any, or drawn where they can be."""
     batch = 5
     p, q = (laws(generator, batch, rows, n) for rows in (nodes + 1, nodes))
     p[0, :-1] = q[0]  # all are accepted, and where one is not, nothing is left over
+    p[1:3, 1:], q[1:3] = p[1:3, :1], q[1:3, :1]  # the same row everywhere
     tokens = torch.randint(0, n, (batch, nodes), generator=generator)
-    lengths = torch.randint(0, nodes + 1, (batch,), generator=generator).tolist()
+    drawn = torch.multinomial(q[2:].flatten(0, 1), 1, generator=generator)
+    tokens[2:] = drawn.view(batch - 2, nodes)
     law = Rows(q) if sampled else PointMass()
     noise = [torch.rand(batch, k, generator=generator).double() for k in (nodes, nodes + 1)]
-    return p, Draft(tokens, law, tuple(chain(k) for k in lengths)), Noise(*noise)
+    trees = tuple(tree_of(shape, nodes, generator) for _ in range(batch))
+    return p, Draft(tokens, law, trees), Noise(*noise)
+
+
+RULES = [
+    TokenVerifier(),
+    BlockVerifier(),
+    KSeqVerifier(),
+    TraversalVerifier(),
+    MultiPathVerifier(),
+]
 
 
 def parts(verdict):
     return verdict.path.tolist(), verdict.accepted.tolist(), verdict.token.tolist()
 
 
-@pytest.mark.parametrize("rule", [TokenVerifier(), BlockVerifier()])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("sampled", [True, False])
-@given(n=SIZES, nodes=st.integers(1, 6), seed=st.integers(0, 10_000))
+@given(n=SIZES, nodes=st.integers(1, 12), seed=st.integers(0, 10_000))
 def test_the_rule_decides_as_the_tensor_code_does(rule, sampled, n, nodes, seed):
-    given_round = round_of(seeded(seed), n, nodes, sampled)
-    assert parts(rule(*given_round)) == parts(tensors(rule, *given_round))
+    generator = seeded(seed)
+    for shape in {Shape.CHAIN, rule.takes}:
+        given_round = round_of(generator, n, nodes, sampled, shape)
+        assert parts(rule(*given_round)) == parts(tensors(rule, *given_round))
 
 
-@pytest.mark.parametrize("rule", [TokenVerifier(), BlockVerifier()])
+@pytest.mark.parametrize("rule", RULES)
 def test_another_rule_would_be_noticed(monkeypatch, rule):
     """The control: with other noise some verdict is another."""
     verify = kernels.verify
 
-    def broken(library, by_block, p, q, tokens, lengths, accept, target):
-        return verify(library, by_block, p, q, tokens, lengths, accept * 0, target)
+    def broken(library, which, p, q, tokens, parents, accept, target):
+        return verify(library, which, p, q, tokens, parents, accept * 0, target)
 
     monkeypatch.setattr(kernels, "verify", broken)
-    rounds = [round_of(seeded(seed), 16, 4, True) for seed in range(20)]
+    rounds = [round_of(seeded(seed), 16, 4, True, rule.takes) for seed in range(20)]
     found = [parts(rule(*r)) == parts(tensors(rule, *r)) for r in rounds]
     assert not all(found)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_sequence_decides_alone_as_in_company(rule):
+    """In the kernels and in tensors, padded or not."""
+    for seed in range(20):
+        p, draft, noise = round_of(seeded(seed), 16, 9, True, rule.takes)
+        for decide in (lambda *a: rule(*a), lambda *a: tensors(rule, *a)):
+            path, accepted, token = parts(decide(p, draft, noise))
+            for b, tree in enumerate(draft.trees):
+                one, n = slice(b, b + 1), len(tree)
+                law = Rows(draft.law.q[one, :n])
+                small = Draft(draft.tokens[one, :n], law, (tree,))
+                alone = Noise(noise.accept[one, :n], noise.target[one, : n + 1])
+                said = parts(decide(p[one, : n + 1], small, alone))
+                assert said == ([path[b][:n]], [accepted[b]], [token[b]])
 
 
 def test_other_types_and_shapes_take_the_tensor_code(monkeypatch):

@@ -15,11 +15,12 @@ so its next token y, before which lies F(Xy) = F(X) + q(X) Σ_{z < y} q(z|X), ha
 and the chosen path is a chain drawn from q~, which block verification keeps the law
 for, whatever the order. Ours is ascending by p/q, in float32, of equals by id: it
 favours what the target wants. F and q are kept divided by F + q, so that nothing
-underflows. With one path it is block verification.
+underflows. With one path it is block verification, and where p is near q more paths
+accept less: their choice skews a law that was right.
 
-Where paths begin alike, the rows of the first of them count for all, so that copies
-that were rounded differently do not matter. Whether a path ends must follow from its
-own tokens; then paths of several lengths are no exception.
+Where paths begin alike, the rows of the first of them count for all, so that copies that
+were rounded differently do not matter. Where a path ends must follow from its own
+tokens, or be the same for all: with lengths that are set path by path, the law is lost.
 
 Tokens that were certain are no draws: those paths are verified by traversal.
 """
@@ -108,7 +109,8 @@ class _Choice:
         first = at.gather(1, open_.int().argmax(1, keepdim=True)).squeeze(1)
         q = self._q[self.all, first].double()
         order = torch.where(q > 0, p / q, -1.0).float().sort(dim=1, stable=True).indices
-        rank = torch.zeros_like(order).scatter_(1, order, torch.arange(p.shape[1]).to(order))
+        places = torch.arange(p.shape[1], device=p.device).expand_as(order)
+        rank = torch.zeros_like(order).scatter_(1, order, places)
         sorted_ = q.gather(1, order)
         before = torch.zeros_like(q).scatter_(1, order, sorted_.cumsum(1) - sorted_)
         ranks = rank.gather(1, self._tokens.gather(1, at)).masked_fill(~open_, -1)

@@ -14,9 +14,10 @@ child where nothing was accepted, and with m the mass of the weights w of u,
 When no child is left, the node itself is tested: with probability m, the mass of its
 weights, the path ends there and one more token is drawn from them. The root always
 passes. Law: the target's, for rows that are each node's law given its path and its
-earlier siblings, so with and without replacement. A leaf's parents are asked only
-when it has failed, so more is accepted than going down; on chains it is block
-verification, decision by decision.
+earlier siblings, so with and without replacement. A node is asked only when all below
+it has failed, so nearly always more is accepted than going down by token verification;
+where below the root a younger sibling has children, it may be less (found by
+enumeration). On chains it is block verification, decision by decision.
 
 The paper draws children without replacement and strikes a rejected one out of q;
 here that is in the rows. Where ΣR + 1 - m is 0 a rejection has probability 0, and the

@@ -197,8 +197,8 @@ inline void verify_by_kseq(const Drafted &d, Kept &kept) {
             draws = std::count(d.parents + node, d.parents + d.nodes, at);
             rho = least_rho(p, q, d.n, draws);
         }
-        const int64_t x = d.tokens[node];
-        if (!(d.accept[node] * rho * q[x] < p[x] && q[x] > 0)) continue;
+        const double qx = d.chance(node);
+        if (!(d.accept[node] * rho * qx < p[d.tokens[node]] && qx > 0)) continue;
         kept.path[kept.count++] = at = node;
         p = d.row(node), q = nullptr;
     }
