@@ -24,14 +24,18 @@ from outpace.assembly import Assembly
 from outpace.bench.loads import LOADS, load_prompts
 from outpace.drafters import ModelDrafter, parse
 from outpace.generator import Generator
-from outpace.planner import fit_tree, promise
-from outpace.trees import SequoiaBuilder, StaticBuilder, parse_tree
+from outpace.planner import Fit, fit, measure_acceptance, measure_costs
+from outpace.trees import StaticBuilder, parse_tree
+from outpace.trees.draw import summary
 from outpace.verifiers import make_verifier
 from pairs import pair_folders
 
 K_ARY = {4: "2x1", 8: "2x1x1x1", 16: "4x1x1x1", 32: "2x3x1x1x1x1", 64: "4x3x1x1x1x1"}
 DEPTH = {4: 3, 8: 4, 16: 6, 32: 8, 64: 10}
 """Of dynamic trees."""
+
+DEPTHS = 12
+"""Of Sequoia's trees, at most."""
 
 RULES = (
     ("token", "2x2x1x1", "without"),
@@ -66,10 +70,9 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=list(K_ARY))
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--prompts", type=int, default=6)
-    parser.add_argument("--fitted-on", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--promise-prompts", type=int, default=24)
+    parser.add_argument("--promise-prompts", type=int, default=64)
     parser.add_argument("--name", default="trees")
     options = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {"sizes": [], "rules": [], "promises": []}
@@ -78,8 +81,9 @@ def main() -> None:
             bench = Bench(pair, *pair_folders(pair, Path(scratch)), options)
             for load in options.loads:
                 for temperature in options.temperatures:
-                    found["sizes"] += bench.sizes(load, temperature)
-                    found["promises"] += bench.promises(load, temperature)
+                    fits = bench.fits(load, temperature)
+                    found["promises"] += bench.promises(load, temperature, fits)
+                    found["sizes"] += bench.sizes(load, temperature, fits)
             found["rules"] += bench.rules(options.loads[0])
     record(options.name, found)
 
@@ -106,38 +110,37 @@ class Bench:
         return Generator(target, drafter, tokenizer=tokenizer, verifier=verifier, max_batch=batch)
 
     def prompts(self, load: str) -> tuple[list[list[int]], list[list[int]]]:
-        """To measure, and to fit on."""
+        """Of a load by turns: to run, and to measure acceptance on."""
         tokenizer, o = self.plain.tokenizer, self.o
         assert tokenizer is not None
-        most = max(o.prompts, o.promise_prompts)
-        ids = [tokenizer.encode(p) for p in load_prompts(load, most + o.fitted_on)]
-        return ids[:most], ids[most:]
+        ids = [tokenizer.encode(p) for p in load_prompts(load, 2 * o.promise_prompts)]
+        return ids[::2], ids[1::2]
 
-    def sequoia(self, load: str, size: int | None, temperature: float) -> Any:
-        """The fit of a tree of this size, by rates of recursive rejection."""
-        builder = SequoiaBuilder(size, depth=16)
-        generator = self.generator("2x1", "token", batch=8)
-        (fit,) = fit_tree(
-            generator.engine,
-            self.prompts(load)[1],
-            builder=builder,
-            tokens=self.o.tokens,
-            temperatures=[temperature],
-        )
-        return fit
+    def fits(self, load: str, temperature: float) -> dict[int | None, Fit]:
+        """Sequoia's trees of all sizes and of any, by recursive rejection without replacement."""
+        engine, prompts = self.generator("2x1", "token", batch=8).engine, self.prompts(load)[1]
+        how: dict[str, Any] = {"temperature": temperature, "draw": "without"}
+        seen = measure_acceptance(engine, prompts, tokens=self.o.tokens, **how)
+        costs = measure_costs(engine, prompts[0], most_nodes=max(self.o.sizes), **how)
+        sizes = (*self.o.sizes, None)
+        return {n: fit(temperature, seen, costs, max(self.o.sizes), DEPTHS, n) for n in sizes}
 
-    def sizes(self, load: str, temperature: float) -> list[dict[str, Any]]:
+    def sizes(
+        self, load: str, temperature: float, fits: dict[int | None, Fit]
+    ) -> list[dict[str, Any]]:
         cases = []
         for size in self.o.sizes:
-            sequoia = StaticBuilder(self.sequoia(load, size, temperature).choice.tree, "without")
+            sequoia = StaticBuilder(fits[size].choice.tree, "without")
             cases += [
                 Case("chain", size, f"chain:{size}", "block"),
                 Case(f"k-ary {K_ARY[size]}", size, K_ARY[size], "traversal"),
-                Case("sequoia", size, sequoia, "traversal"),
+                Case(f"sequoia {summary(sequoia.tree)}", size, sequoia, "traversal"),
                 Case("dynamic", size, f"dynamic:{size},{DEPTH[size]}", "match"),
             ]
-        free = self.sequoia(load, None, temperature).choice
-        cases.append(Case("sequoia, any size", len(free.tree), _or_chain(free.tree), "traversal"))
+        free = fits[None].choice.tree
+        if len(free):
+            found = f"sequoia of any size: {summary(free)}"
+            cases.append(Case(found, len(free), StaticBuilder(free, "without"), "traversal"))
         cases.append(Case("chain, K = 4", 4, "chain:4", "token"))
         return self.run(cases, load, temperature)
 
@@ -197,44 +200,37 @@ class Bench:
             print(rows[-1], flush=True)
         return rows
 
-    def promises(self, load: str, temperature: float) -> list[dict[str, Any]]:
+    def promises(
+        self, load: str, temperature: float, fits: dict[int | None, Fit]
+    ) -> list[dict[str, Any]]:
         """What Sequoia's programme expects of its tree, and what rounds with it emit."""
-        prompts, fitted = self.prompts(load)
-        prompts = prompts[: self.o.promise_prompts]
+        prompts = self.prompts(load)[0]
         rows = []
         for size in self.o.sizes:
-            fit = self.sequoia(load, size, temperature)
-            builder = StaticBuilder(fit.choice.tree, "without")
-            generator = self.generator(builder, "token", batch=8)
-            # Longer texts, of which the last round, that the end cuts off, is a smaller part.
+            found = fits[size]
+            generator = self.generator(found.choice.tree, "token", batch=8)
             params = SamplingParams(
-                temperature=temperature, max_new_tokens=2 * self.o.tokens, eos_token_ids=()
+                temperature=temperature, max_new_tokens=self.o.tokens, eos_token_ids=()
             )
             results = generator.generate(prompts, params=params, seed=list(range(len(prompts))))
+            # The end cuts last rounds off.
             rounds = sum(r.stats.rounds - 1 for r in results)
             emitted = sum(_but_the_last_round(r) for r in results)
-            checked = promise(generator.engine, prompts, builder, temperature, tokens=self.o.tokens)
             rows.append(
                 {
                     "pair": self.pair,
                     "load": load,
                     "temperature": temperature,
-                    "nodes": size,
-                    "depth": builder.depth,
-                    "expected": round(fit.choice.tokens, 3),
-                    "replayed where it was fitted": round(fit.replayed, 3),
-                    "replayed where it is used": round(checked.replayed, 3),
+                    "tree": summary(found.choice.tree),
+                    "expected": round(found.choice.tokens, 3),
+                    "replayed": round(found.replayed, 3),
                     "realised": round(emitted / rounds, 3),
-                    "expected over realised": round(fit.choice.tokens * rounds / emitted, 3),
+                    "expected over realised": round(found.choice.tokens * rounds / emitted, 3),
                     "rounds": rounds,
                 }
             )
             print(rows[-1], flush=True)
         return rows
-
-
-def _or_chain(tree: Any) -> StaticBuilder:
-    return StaticBuilder(tree if len(tree) else parse_tree("chain:1").tree, "without")  # type: ignore[attr-defined]
 
 
 def _but_the_last_round(result: Any) -> int:

@@ -3,12 +3,13 @@
 from .acceptance import Acceptance, measure_acceptance
 from .costs import measure_costs
 from .prompts import PROMPTS
-from .trees import Fit, fit_tree, one_round, promise
+from .trees import Fit, fit, fit_tree, one_round, promise
 
 __all__ = [
     "PROMPTS",
     "Acceptance",
     "Fit",
+    "fit",
     "fit_tree",
     "measure_acceptance",
     "measure_costs",

@@ -54,24 +54,22 @@ class Acceptance:
     def rates(self, depth: int, tree: Tree | None = None) -> list[list[float]]:
         """Rates `[depth][R]` as `trees.best_tree` takes them.
 
-        At depth d they are means over what a round has come through so far, weighted by how
-        likely it has.
+        Those at depth d are means over what was accepted so far, weighted by how likely it was.
 
         Args:
-            tree: whose rounds begin where they do; by default they begin anywhere.
+            tree: whose rounds begin where they do and accept what they do; below its inner
+                nodes there are no rates. By default rounds begin anywhere and accept any rank.
         """
-        rows = []
-        starts = [np.ones(len(t)) if tree is None else _starts(t, tree) for t in self.texts]
-        reach = [s.copy() for s in starts]
-        for d in range(depth):
-            weight = sum(r[: len(r) - d].sum() for r in reach)
-            if not weight > 0:  # no text is so long, or no round gets so far
-                break
-            total = sum(r[: len(r) - d] @ t[d:] for r, t in zip(reach, self.texts, strict=True))
-            rows.append((total / weight).tolist())
-            for r, t in zip(reach, self.texts, strict=True):
-                r[: len(r) - d] *= t[d:].sum(1)
-        return rows
+        totals, weights = np.zeros((depth, self.texts[0].shape[1])), np.zeros(depth)
+        for text in self.texts:
+            starts = np.ones(len(text)) if tree is None else _starts(text, tree)
+            reach = _through_any(text, depth) if tree is None else _through(text, tree, depth)
+            for d in range(min(depth, len(text))):
+                come = (starts * reach[d])[: len(text) - d]
+                totals[d] += come @ text[d:]
+                weights[d] += come.sum()
+        known = next((d for d, weight in enumerate(weights) if not weight > 0), depth)
+        return [(totals[d] / weights[d]).tolist() for d in range(known)]
 
     def expected_tokens(self, tree: Tree) -> float:
         """What a round with this tree emits on average, over rounds where they begin.
@@ -91,22 +89,45 @@ class Acceptance:
         return emitted / rounds
 
 
+def _chances(text: Floats, tree: Tree) -> Floats:
+    """`[N, T]`: the probability that a round from a position accepts a node; 0 past the end."""
+    chances = np.zeros((len(tree), len(text)))
+    for node, rank in enumerate(ranks(tree)):
+        parent, depth = tree.parents[node], tree.depths[node]
+        if rank < text.shape[1] and depth <= len(text):
+            here = text[depth - 1 :, rank]
+            chances[node, : len(here)] = here
+            if parent >= 0:
+                chances[node] *= chances[parent]
+    return chances
+
+
 def _accepted(text: Floats, tree: Tree) -> Floats:
-    """`[T, D]`: the probability that a round from a position accepts so deep; 0 past the end."""
-    count, deepest = len(text), max(tree.depths, default=0)
-    width = text.shape[1]
-    reached = np.zeros((count, deepest))
-    chance = np.zeros((len(tree), count))
-    for node, (parent, depth, rank) in enumerate(
-        zip(tree.parents, tree.depths, ranks(tree), strict=True)
-    ):
-        if rank >= width or depth > count:
-            continue
-        here = np.zeros(count)
-        here[: count - depth + 1] = text[depth - 1 :, rank]
-        chance[node] = here if parent < 0 else chance[parent] * here
-        reached[:, depth - 1] += chance[node]
-    return reached
+    """`[T, D]`: the probability that a round from a position accepts so deep."""
+    chances, depths = _chances(text, tree), np.array(tree.depths, dtype=np.int64)
+    deepest = max(tree.depths, default=0)
+    found = [chances[depths == depth].sum(0) for depth in range(1, deepest + 1)]
+    return np.stack(found, 1) if found else np.zeros((len(text), 0))
+
+
+def _through(text: Floats, tree: Tree, depth: int) -> Floats:
+    """`[depth, T]`: the probability that a round accepts a node at a depth that has children."""
+    chances, inner = _chances(text, tree), sorted({p for p in tree.parents if p >= 0})
+    found = np.zeros((depth, len(text)))
+    found[0] = 1
+    for node in inner:
+        if tree.depths[node] < depth:
+            found[tree.depths[node]] += chances[node]
+    return found
+
+
+def _through_any(text: Floats, depth: int) -> Floats:
+    """`[depth, T]`: the same of a tree with all ranks everywhere."""
+    found = np.zeros((depth, len(text)))
+    found[0] = 1
+    for d in range(1, min(depth, len(text))):
+        found[d, : len(text) - d] = found[d - 1, : len(text) - d] * text[d - 1 : -1].sum(1)
+    return found
 
 
 def _starts(text: Floats, tree: Tree) -> Floats:

@@ -24,6 +24,9 @@ from ..types import SamplingParams, Tree
 from .acceptance import Acceptance, Progress, measure_acceptance, model_drafter
 from .costs import measure_costs
 
+_AGAIN = 4
+"""Times that rates are taken of rounds of a tree."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
@@ -152,16 +155,21 @@ def fit(
 ) -> Fit:
     """Choose a tree by what was measured.
 
-    Rates depend on where rounds begin, and that on the tree: they are taken of any
-    position first, then of where rounds of the tree that follows begin.
+    Rates depend on where rounds begin and what they have accepted, and that on the tree:
+    they are taken of any position first, then of rounds of the tree that follows, again and
+    again until that stays the same.
 
     Args:
         nodes: of the tree, None for as many as pay.
     """
     rates = seen.rates(depth)
     choice = choose(rates, costs, most_nodes, depth, nodes)
-    rates = seen.rates(depth, choice.tree)
-    choice = choose(rates, costs, most_nodes, depth, nodes)
+    for _ in range(_AGAIN):
+        before = choice.tree
+        rates = seen.rates(depth, before)
+        choice = choose(rates, costs, most_nodes, depth, nodes)
+        if choice.tree == before:
+            break
     return Fit(temperature, choice, rates, costs, seen, seen.expected_tokens(choice.tree))
 
 
