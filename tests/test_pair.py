@@ -46,6 +46,17 @@ def test_greedy_alone_equals_plain(prompts, plain_ids, k, count):
 
 
 @shares_plain_ids
+@pytest.mark.parametrize("tree", ["2x2x1", "chains:3,2", "dynamic:8,4", [[0, 0, 0], [1, 0], [2]]])
+def test_greedy_with_trees_equals_plain(prompts, plain_ids, tree):
+    """25600 tokens, in batches of eight."""
+    fast = load(None, 8, tree=tree)
+    params = outpace.SamplingParams(**GREEDY)
+    texts = [r.token_ids for r in fast.generate(prompts, params=params)]
+    assert texts == plain_ids
+    assert fast.engine.stats.tokens_per_pass > 2
+
+
+@shares_plain_ids
 def test_greedy_in_ragged_batches_equals_plain(prompts, plain_ids):
     """50 prompts through 8 slots: they enter and leave at different times."""
     fast = load(4, 8)
