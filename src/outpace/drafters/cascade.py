@@ -85,8 +85,7 @@ class CascadeDrafter(Drafter):
         self, members: Sequence[Drafter], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.members: Sequence[Drafter] = tuple(members)
-        self.name, self.laws, self.proposes, self.k = _together(self.members)
-        self.draws = max(m.draws for m in self.members)
+        self._join()
         self.taps = tuple(sorted({tap for m in self.members for tap in m.taps}))
         self.tops = max(m.tops for m in self.members)
         self._clock = clock
@@ -100,12 +99,16 @@ class CascadeDrafter(Drafter):
         self._begun = 0.0
         self._spent: dict[int, float] = {}  # seconds of a member's draft in this round
 
+    def _join(self) -> None:
+        self.name, self.laws, self.proposes, self.k = _together(self.members)
+        self.draws = max(m.draws for m in self.members)
+
     def check(self, setting: Setting) -> Sequence[str]:
         return _remarks(self.members, setting)
 
     def branch(self, builder: Builder) -> None:
         _branch(self.members, builder)
-        self.name, self.laws, self.proposes, self.k = _together(self.members)
+        self._join()
 
     def build(self, target: LanguageModel, progress: Progress) -> Drafter:
         self.members = tuple(member.build(target, progress) for member in self.members)

@@ -84,8 +84,10 @@ class EarlyExitDrafter(OwnDrafter):
         warp: Warp,
         noise: DraftNoise | None,
     ) -> Draft:
-        if not self.keeps_states:
-            return super().draft(contexts, budgets, warp, noise)
+        if not self.keeps_states or self.builder is not None:
+            draft = super().draft(contexts, budgets, warp, noise)
+            self._states = []
+            return draft
         # Who drafts nothing runs along, so that its pass has begun, too.
         some = [max(1, budget) for budget in budgets]
         draft = super().draft(contexts, some, warp, noise)

@@ -60,7 +60,7 @@ class ForeignDrafter(ModelDrafter):
         self._held[context.slot] = held
 
     def close(self, slot: int) -> None:
-        self._cache.truncate(slot, 0)
+        super().close(slot)
         del self._texts[slot], self._held[slot]
 
     def observe(self, commits: Sequence[Commit]) -> None:
@@ -113,11 +113,11 @@ class TLIDrafter(ForeignDrafter):
     ) -> Draft:
         draft = super().draft(contexts, budgets, warp, noise)
         fed = self._to_draft[draft.tokens].tolist()  # a host sync
-        if self.builder is not None:
-            self._fed = {c.slot: row for c, row in zip(contexts, fed, strict=True)}
-            return draft
         for context, row, tree in zip(contexts, fed, draft.trees, strict=True):
-            self._held[context.slot] += row[: max(0, len(tree) - 1)]
+            if context.slot in self._grown:
+                self._fed[context.slot] = row
+            else:
+                self._held[context.slot] += row[: max(0, len(tree) - 1)]
         return draft
 
     def branch(self, builder: Builder) -> None:

@@ -157,8 +157,7 @@ class ModelDrafter(Drafter):
                 self.keeps_states,
             )
             self._states = [] if rolled.states is None else [rolled.states]
-            law = PointMass() if rolled.law is None else Rows(rolled.law)
-            return Draft(rolled.tokens, law, trees)
+            return Draft(rolled.tokens, self._law(rolled.law), trees)
         tokens: list[Tensor] = []
         rows: list[Tensor] = []
         paths: list[list[int]] = [[] for _ in slots]
@@ -186,8 +185,14 @@ class ModelDrafter(Drafter):
                     path.append(token)
         if self.keeps_states:
             self._step(_fed(tokens[-1], fed, budgets, len(tokens)), slots, budgets, len(tokens))
-        law = Rows(torch.cat(rows, 1)) if rows else PointMass()
-        return Draft(torch.cat(tokens, 1), law, trees)
+        return Draft(torch.cat(tokens, 1), self._law(torch.cat(rows, 1) if rows else None), trees)
+
+    def _law(self, q: Tensor | None) -> Law:
+        """Of tokens that were drawn from these rows, or certain."""
+        if q is None:
+            return PointMass()
+        apart = self.builder is not None and self.builder.draw == "with"
+        return (Independent if apart else Rows)(q)
 
     def _shaped(
         self, out: ForwardOutput, warp: Warp, paths: Sequence[Sequence[Sequence[int]]]
@@ -230,10 +235,7 @@ class ModelDrafter(Drafter):
             depth += 1
         grown = growth.grown()
         self._grown |= dict(zip(slots, grown.rows, strict=True))
-        law: Law = PointMass()
-        if grown.q is not None:
-            law = (Independent if self.builder.draw == "with" else Rows)(grown.q)
-        return Draft(grown.tokens, law, grown.trees)
+        return Draft(grown.tokens, self._law(grown.q), grown.trees)
 
     def _children(
         self, logits: Tensor, growth: Growth, depth: int, warp: Warp, noise: DraftNoise | None
@@ -245,7 +247,8 @@ class ModelDrafter(Drafter):
             masses, tokens = self._masses(logits, warp).topk(count)
             return Children(tokens, masses)
         if self.builder.draw == "top" or warp.all_greedy:
-            return Children(logits.topk(count).indices)
+            best = logits.topk(count).indices
+            return Children(F.pad(best, (0, growth.width - count)))  # there may be fewer tokens
         assert noise is not None
         assert growth.nodes is not None
         nodes = upload(growth.nodes, logits.device)
