@@ -60,9 +60,9 @@ class DynamicGrowth:
         self, budgets: Sequence[int], count: int, width: int, branches: int, gain: float
     ) -> None:
         self.width = branches
-        self._budgets, self._count, self._most, self._gain = budgets, count, width, gain
+        self._budgets, self._count, self._most, self._gain = list(budgets), count, width, gain
         self._depth = 0
-        self._expected = 0.0
+        self._expected = [0.0] * len(budgets)
         # Of all candidates [B, C], level by level:
         self._tokens: list[Tensor] = []
         self._worth: list[Tensor] = []  # natural logs
@@ -74,7 +74,8 @@ class DynamicGrowth:
     def add(self, children: Children) -> Block | None:
         assert children.masses is not None
         batch, rows, width = children.tokens.shape
-        worth = children.masses.double()
+        worth = children.masses.double().clamp_max(0)  # where rounding made it more than certain
+        worth = worth.masked_fill(worth.isnan(), -torch.inf)
         parents = worth.new_full((batch, rows), -1, dtype=torch.int64)
         if self._read:
             parents = self._read[-1]
@@ -86,20 +87,25 @@ class DynamicGrowth:
         self._tokens.append(children.tokens.flatten(1))
         self._worth.append(worth)
         self._parents.append(parents.repeat_interleave(width, 1))
-        if self._depth == max(self._budgets) or self._adds_little():
+        if self._gain:
+            self._stop()
+        if self._depth >= max(self._budgets):
             return None
         best = worth.topk(min(self._most, worth.shape[1]), -1).indices.sort(-1).values
         return self._block(best + first)
 
-    def _adds_little(self) -> bool:
-        """Whether the level that came last adds no more than `gain` to the expected length."""
-        if not self._gain:
-            return False
+    def _stop(self) -> None:
+        """Go no deeper where the last level added no more than `gain` to the expected length.
+
+        Each sequence for itself: what others say may follow from noise of the same seed.
+        """
         worth = torch.cat(self._worth, 1)
         best = worth.topk(min(self._count, worth.shape[1]), -1).values.exp().sum(-1)
-        expected, before = float(best.mean()), self._expected  # a host sync
+        expected = best.tolist()  # a host sync
+        for b, (now, before) in enumerate(zip(expected, self._expected, strict=True)):
+            if now - before <= self._gain:
+                self._budgets[b] = min(self._budgets[b], self._depth)
         self._expected = expected
-        return expected - before <= self._gain
 
     def _block(self, best: Tensor) -> Block:
         """To read these candidates `[B, F]` behind what has been read."""
