@@ -10,11 +10,12 @@ import difflib
 import inspect
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, get_args
 
 from .. import named
 from ..errors import OptionError, first_line
@@ -26,6 +27,8 @@ from .topology import MOST_NODES, chain, from_ranks, k_ary, paths_tree
 
 TreeLike = str | Path | Tree | Builder | Sequence[Sequence[int]]
 """A string, a file of ranks, a shape, paths of ranks, or a builder of one's own."""
+
+_LIKE = "give one like [[0], [0, 0], [1]]"
 
 _WIDTHS = re.compile(r"\d+(x\d+)+")
 
@@ -42,7 +45,11 @@ def chains(count: int, length: int, draw: Draw = "without") -> StaticBuilder:
 
 def widths(widths: str, draw: Draw = "without") -> StaticBuilder:
     """So many children per node, level by level."""
-    return StaticBuilder(k_ary([_number("a width", int(w)) for w in widths.split("x")]), draw)
+    try:
+        each = [int(width) for width in widths.split("x")]
+    except ValueError:
+        raise OptionError(f"widths are numbers like '4x2x1', not {widths!r}") from None
+    return StaticBuilder(k_ary([_number("a width", width) for width in each]), draw)
 
 
 def sequoia(
@@ -131,7 +138,9 @@ def parse_tree(tree: TreeLike, draw: Draw = "without") -> Builder:
     if isinstance(tree, str):
         return _parse(tree.strip(), draw)
     if isinstance(tree, Sequence):
-        return StaticBuilder(from_ranks(cast(Sequence[Sequence[int]], tree)), draw)
+        return _by_hand("the tree", tree, draw)
+    if not hasattr(tree, "begin"):
+        raise OptionError(f"tree takes a string, a path, a shape or paths of ranks, not {tree!r}")
     return tree
 
 
@@ -142,7 +151,7 @@ def _parse(text: str, draw: Draw) -> Builder:
     if _WIDTHS.fullmatch(name):
         name, rest = "widths", f"{name},{rest}" if rest else name
     if name not in BUILDERS:
-        if text.endswith(".json") or Path(text).is_file():
+        if text.endswith(".json") or os.path.isfile(text):
             return _read(Path(text), draw)
         near = difflib.get_close_matches(name, BUILDERS, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(BUILDERS)}"
@@ -151,9 +160,10 @@ def _parse(text: str, draw: Draw) -> Builder:
             "'[[0],[0,0],[1]]', or a file of them; 'outpace tree' lists all)"
         )
     make = BUILDERS[name]
-    draws = "draw" in inspect.signature(make).parameters and "draw=" not in rest
-    given = f"{rest},draw={draw}".lstrip(",") if draws else rest
-    made: Builder = named.make("tree", name, make, given)
+    given = {value.rpartition("=")[2] for value in rest.split(",")}
+    if "draw" in inspect.signature(make).parameters and given.isdisjoint(get_args(Draw)):
+        rest = f"{rest},draw={draw}".lstrip(",")
+    made: Builder = named.make("tree", name, make, rest)
     return made
 
 
@@ -169,13 +179,14 @@ def _read(path: Path, draw: Draw) -> Builder:
 def _ranks(text: str, what: str, draw: Draw) -> StaticBuilder:
     try:
         given = json.loads(text)
-        paths = given["paths"] if isinstance(given, dict) else given
-        whole = all(isinstance(rank, int) for path in paths for rank in path)
-    except (ValueError, TypeError, KeyError) as error:
-        raise OptionError(
-            f"{what} is no JSON list of paths of ranks, like [[0], [0, 0], [1]] "
-            f"({first_line(error)})"
-        ) from error
-    if not whole:
-        raise OptionError(f"{what} has a path that is not made of whole numbers")
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{what} is not JSON ({first_line(error)}): {_LIKE}") from error
+    return _by_hand(what, given.get("paths") if isinstance(given, dict) else given, draw)
+
+
+def _by_hand(what: str, paths: Any, draw: Draw) -> StaticBuilder:
+    if not isinstance(paths, Sequence) or not all(isinstance(path, Sequence) for path in paths):
+        raise OptionError(f"{what} is no list of paths of ranks: {_LIKE}")
+    if any(isinstance(rank, str) for path in paths for rank in path):
+        raise OptionError(f"{what} has a path that is not made of whole numbers: {_LIKE}")
     return StaticBuilder(from_ranks(paths), draw)

@@ -64,11 +64,16 @@ class StaticBuilder:
     Args:
         tree: level by level, a node's children side by side.
         draw: how they come about; see `Builder`.
+
+    Raises:
+        OptionError: the tree is empty.
     """
 
     weighs = False
 
     def __init__(self, tree: Tree, draw: Draw = "without") -> None:
+        if not len(tree):
+            raise OptionError("the tree has no nodes: plain decoding is without tree and drafter")
         self.tree, self.draw = tree, draw
         self.nodes, self.depth = len(tree), max(tree.depths, default=0)
         self.shape = tree.shape
