@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from .drafters import Blueprint, Drafter, Setting, parse
+from .drafters import Blueprint, CascadeDrafter, Drafter, Setting, parse
+from .drafters.cascade import Cascade
 from .engine.checks import (
     check_compatible,
     check_k,
@@ -35,6 +36,8 @@ from .planner import PROMPTS, fit_tree
 from .trees import Builder, SequoiaBuilder, TreeLike, parse_tree
 from .types import SamplingParams
 from .verifiers import make_verifier
+
+_CASCADES = (Cascade, CascadeDrafter)
 
 
 class Assembly:
@@ -98,6 +101,11 @@ class Assembly:
             raise OptionError("a tree is for a drafter, and there is none: give one, or no tree")
         rule = None if verifier is None else make_verifier(verifier)
         self._tree = parse_tree(tree, "without" if rule is None else rule.siblings)
+        if isinstance(self._tree, SequoiaBuilder) and isinstance(self._draft, _CASCADES):
+            raise OptionError(
+                f"Sequoia's tree is measured for one drafter, and {self._draft.name} is several: "
+                "give a shape, e.g. tree='4x2x1'"
+            )
         self._draft.branch(self._tree)
 
     @staticmethod

@@ -79,6 +79,11 @@ def check_compatible(drafter: Blueprint, verifier: Verifier) -> None:
             f"the verifier {verifier.name!r} is not exact for drafts of {drafter.name!r} "
             f"({', '.join(refused)}): choose another verifier"
         )
+    if verifier.coupled and drafter.proposes > Shape.CHAIN and Independent in drafter.laws:
+        raise IncompatibleError(
+            f"with the verifier {verifier.name!r} all children of a node race with the same noise, "
+            f"so {drafter.name!r} cannot draw them with replacement: draw them without it"
+        )
     if drafter.remembers and verifier.lossless and not verifier.invariant:
         raise IncompatibleError(
             f"the drafter {drafter.name!r} remembers other requests, and where a seed is used "

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..drafters import ModelDrafter
-from ..engine import Engine
+from ..engine import Engine, Request
 from ..errors import OptionError
 from ..models.tokenizer import Tokenizer
 from ..sampling import categorical, residual
@@ -214,28 +214,27 @@ def measure_acceptance(
     watcher, rows = _Watcher(), dict[int, list[Floats]]()
     what = f"measuring acceptance at temperature {temperature:g}"
     with swapped(engine, drafter, StaticBuilder(k_ary([count]), draw), watcher):
-        requests = [
-            engine.submit(
-                prompt,
-                # One more than is measured: the last is not drafted for.
-                SamplingParams(
-                    temperature=temperature,
-                    seed=seed + i,
-                    max_new_tokens=tokens + 1,
-                    eos_token_ids=(),
-                ),
-                tokenizer=tokenizer,
-            )
-            for i, prompt in enumerate(prompts)
-        ]
-        done = 0
-        while engine.busy:
-            ran = engine.step()
-            for request, row in zip(ran, watcher.seen, strict=True):
-                if row is not None:
-                    rows.setdefault(id(request), []).append(row)
-            done += len(ran)
-            progress(what, done, len(prompts) * (tokens + 1))
+        requests: list[Request] = []
+        params = SamplingParams(
+            temperature=temperature,
+            max_new_tokens=tokens + 1,  # the last is not drafted for
+            eos_token_ids=(),
+        )
+        try:
+            for i, prompt in enumerate(prompts):
+                own = params.with_seed(seed + i)
+                requests.append(engine.submit(prompt, own, tokenizer=tokenizer))
+            done = 0
+            while engine.busy:
+                ran = engine.step()
+                for request, row in zip(ran, watcher.seen, strict=True):
+                    if row is not None:
+                        rows.setdefault(id(request), []).append(row)
+                done += len(ran)
+                progress(what, done, len(prompts) * (tokens + 1))
+        finally:
+            for request in requests:
+                engine.cancel(request)
         for request in requests:
             if request.failure is not None:
                 raise request.failure

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..engine import Engine
+from ..engine import Engine, Stats
 from ..errors import OptionError
 from ..models.tokenizer import Tokenizer
 from ..trees import (
@@ -118,9 +118,18 @@ def _measured(
     tokenizer: Tokenizer | None,
     progress: Progress,
 ) -> tuple[Acceptance, Costs]:
-    how: dict[str, Any] = {"draw": builder.draw, "temperature": temperature, "progress": progress}
-    seen = measure_acceptance(engine, prompts, tokens=tokens, tokenizer=tokenizer, **how)
-    costs = measure_costs(engine, max(prompts, key=len), most_nodes=builder.nodes, **how)
+    how: dict[str, Any] = {"draw": builder.draw, "progress": progress}
+    # Where no request samples, what sampling would cost does not matter.
+    timed = temperature if engine.verifier.takes_sampling else 0.0
+    stats, engine.stats = engine.stats, Stats()
+    try:
+        seen = measure_acceptance(
+            engine, prompts, temperature=temperature, tokens=tokens, tokenizer=tokenizer, **how
+        )
+        longest = max(prompts, key=len)
+        costs = measure_costs(engine, longest, temperature=timed, most_nodes=builder.nodes, **how)
+    finally:
+        engine.stats = stats
     return seen, costs
 
 
