@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from growing import rank_paths, trees
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,26 +21,10 @@ from outpace.trees import (
 from outpace.types import Shape, Tree
 
 
-def rank_paths(tree: Tree) -> list[tuple[int, ...]]:
-    """Per node the ranks on the way to it, counted among the children before it."""
-    paths: list[tuple[int, ...]] = []
-    for node, parent in enumerate(tree.parents):
-        rank = sum(p == parent for p in tree.parents[:node])
-        paths.append((*(() if parent < 0 else paths[parent]), rank))
-    return paths
-
-
 def assert_level_ordered(tree: Tree) -> None:
     """Level by level, a parent's children side by side, parents in order."""
     paths = rank_paths(tree)
     assert paths == sorted(paths, key=lambda path: (len(path), path))
-
-
-@st.composite
-def trees(draw):
-    """Any tree, in any order in which parents come first."""
-    count = draw(st.integers(0, 12))
-    return Tree(tuple(draw(st.integers(-1, node - 1)) for node in range(count)))
 
 
 def test_k_ary_by_hand():
