@@ -13,6 +13,7 @@ import torch
 from checkpoints import build
 from outpace.drafters import (
     CascadeDrafter,
+    Drafter,
     EarlyExitDrafter,
     LookaheadDrafter,
     ModelDrafter,
@@ -31,6 +32,7 @@ from outpace.models.compiled import CompiledDecoder
 from outpace.models.config import LeanConfig
 from outpace.models.lean import LeanDecoder
 from outpace.training.exits import write_adapter
+from outpace.trees import Builder, DynamicBuilder, StaticBuilder, k_ary, paths_tree
 from tokenizers_of import letters
 
 V = 4
@@ -76,6 +78,20 @@ def adapter_folder() -> Path:
     return folder
 
 
+def tli():
+    return TLIDrafter(foreign_model(), Common(OURS, THEIRS), "tli")
+
+
+def growing(drafter: Drafter, builder: Builder | None = None) -> Drafter:
+    """A drafter that drafts trees, by default two children of every node, two levels deep."""
+    drafter.branch(builder or StaticBuilder(k_ary([2, 2])))
+    return drafter
+
+
+def paths():
+    return StaticBuilder(paths_tree(2, 2), "with")
+
+
 DRAFTERS = {
     "draft model": (markov, lambda: ModelDrafter(NEAR)),
     "narrow draft model": (markov, lambda: ModelDrafter(MarkovModel.random(V - 1, 1, 2))),
@@ -86,7 +102,7 @@ DRAFTERS = {
     "suffix trees": (markov, lambda: SuffixDrafter(capacity=2000, least=0.05, branching=True)),
     "recycling": (markov, lambda: RecyclingDrafter(5)),
     "lookahead": (markov, lambda: LookaheadDrafter(3, 3, 2)),
-    "tli": (markov, lambda: TLIDrafter(foreign_model(), Common(OURS, THEIRS), "tli")),
+    "tli": (markov, tli),
     "slem": (markov, lambda: SLEMDrafter(foreign_model(), OURS, THEIRS, "slem")),
     "cascade": (markov, lambda: CascadeDrafter([NgramDrafter(1, 2), ModelDrafter(NEAR)])),
     "early exit": (compiled, lambda: EarlyExitDrafter(1)),
@@ -99,4 +115,10 @@ DRAFTERS = {
         compiled,
         lambda: CascadeDrafter([NgramDrafter(2, 1), EarlyExitDrafter(3), SkipDrafter("1")]),
     ),
+    "draft trees": (markov, lambda: growing(ModelDrafter(NEAR))),
+    "draft paths": (markov, lambda: growing(ModelDrafter(NEAR), paths())),
+    "dynamic trees": (markov, lambda: growing(ModelDrafter(NEAR), DynamicBuilder(5, 3, 2, 3))),
+    "tli trees": (markov, lambda: growing(tli())),
+    "early exit trees": (compiled, lambda: growing(EarlyExitDrafter(1))),
+    "int4 trees": (compiled, lambda: growing(QuantizedDrafter("int4"))),
 }

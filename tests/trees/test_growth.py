@@ -9,10 +9,10 @@ from functools import cache
 
 import pytest
 import torch
-from growing import Path, grow, rank_paths, texts, trees
 from hypothesis import given
 from hypothesis import strategies as st
 
+from growing import Path, grow, rank_paths, texts, trees
 from outpace.errors import OptionError
 from outpace.trees import (
     Children,

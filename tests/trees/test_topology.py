@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from growing import rank_paths, trees
 from hypothesis import given
 from hypothesis import strategies as st
 
+from growing import rank_paths, trees
 from outpace.errors import OptionError
 from outpace.trees import (
     MOST_NODES,
