@@ -28,7 +28,7 @@ from ..errors import OptionError
 from ..models.tokenizer import Tokenizer
 from ..sampling import RequestNoise, Stream
 from ..sampling.noise import F64
-from ..types import Draft, Rows, SamplingParams, Tree
+from ..types import Draft, Rows, SamplingParams, Shape, Tree
 from ..verifiers import Noise, Verdict, Verifier
 from .enumeration import (
     Drafted,
@@ -263,9 +263,16 @@ def _tolerance(engine: Engine) -> float:
 
 def _doubt(engine: Engine) -> float:
     """What rows of target and draft may be off by in company, over their size; for idle engines."""
-    models = [engine.target, None if engine.drafter is None else engine.drafter.alone]
-    rows = engine.free_slots, engine.k + 1, False
+    assert engine.drafter is not None
+    models = [engine.target, engine.drafter.alone]
+    rows = engine.free_slots, _draws(engine) + 1, engine.drafter.proposes is not Shape.CHAIN
     return max(float(model.doubt(*rows)) for model in models if model is not None)
+
+
+def _draws(engine: Engine) -> int:
+    """Numbers that a draft is drawn with, at most: one for each node."""
+    assert engine.drafter is not None
+    return max(1, engine.k, engine.drafter.draws)
 
 
 def check_rule(verifier: Verifier, params: SamplingParams) -> None:
@@ -316,7 +323,7 @@ def _drafted(engine: Engine) -> list[Drafted]:
     """
     noises = []
     for request in engine.running:
-        noises.append(_Scripted(request.seed, max(1, engine.k)))
+        noises.append(_Scripted(request.seed, _draws(engine)))
         request.noise = noises[-1]
     try:
         leaves = _leaves(engine, noises)
@@ -400,7 +407,7 @@ def _leaves(engine: Engine, noises: Sequence[_Scripted]) -> list[_Leaf]:
         for leaf, parts in zip(open_, found, strict=True):
             for low, high, said in parts:
                 noise = (*leaf.noise, inside(low, high, precision))
-                ended = len(said) < 2 * (node + 1) or node + 1 == engine.k
+                ended = len(said) < 2 * (node + 1) or node + 1 == _draws(engine)
                 deeper = _Leaf(leaf.probability * (high - low), noise)
                 (leaves if ended else further).append(deeper)
         open_ = further
