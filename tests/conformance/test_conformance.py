@@ -14,8 +14,8 @@ from functools import cache
 
 import pytest
 import torch
-from scipy import stats
 
+import chi_square
 import outpace
 from broken_rules import (
     ForgetsTheRejected,
@@ -158,17 +158,11 @@ def p_value(engine: Engine, target, max_batch: int, samples: int) -> float:
     for i in range(samples):
         params = SamplingParams(temperature=1.0, seed=i, eos_token_ids=(), max_new_tokens=3 + i % 4)
         sent.append((starts[i // 3 % len(starts)], params))
-    said = run(engine, sent)
-    found = Counter((*start, *words[:3]) for (start, _), words in zip(sent, said, strict=True))
-    tests = [stats.chisquare(*counted(found, target, start)) for start in starts]
-    return stats.chi2.sf(sum(t.statistic for t in tests), 63 * len(tests))
-
-
-def counted(found: Counter, target, start) -> tuple[list[int], list[float]]:
-    """How often each word came, and how often it should have."""
-    law = law_of(target, tuple(start))
-    counts = [found[(*start, *word)] for word in law]
-    return counts, [sum(counts) * p for p in law.values()]
+    found = [Counter[tuple[int, ...]]() for _ in starts]
+    for (start, _), words in zip(sent, run(engine, sent), strict=True):
+        found[starts.index(start)][tuple(words[:3])] += 1
+    laws = (law_of(target, tuple(start)) for start in starts)
+    return chi_square.p_value(*map(chi_square.chi_square, found, laws))
 
 
 @pytest.mark.parametrize(("drafter", "verifier", "max_batch"), SIZED)
