@@ -216,7 +216,8 @@ def load(
             the default for those that were not, whose seeded texts are plain
             decoding's, token by token; "coupled", whose seeded texts depend on
             the target alone, too, the default for cascades, which accepts more
-            than "match"; "greedy", which takes requests at temperature 0 only; or
+            than "match"; "traversal", the default for trees that were drawn, "kseq" and
+            "multipath", for trees; "greedy", which takes requests at temperature 0 only; or
             "typical", which is lossy: its texts are not the target's.
         tree: what a drafter that runs a model drafts, by default chains: children per
             node by level ("4x2x1"), "chains:3,5", "sequoia:32", "dynamic:48,6",

@@ -398,3 +398,5 @@ def branch(drafter: Branching, builder: Builder) -> None:
     drafter.k, drafter.draws = builder.depth, builder.nodes
     if builder.draw == "top":
         drafter.rule = Drafter.rule
+    elif builder.shape > Shape.CHAIN:
+        drafter.rule = "traversal"
