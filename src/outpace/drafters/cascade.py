@@ -31,7 +31,7 @@ from ..models.cache import SlotCache
 from ..models.loading import Progress
 from ..sampling import DraftNoise, Warp
 from ..trees import Builder
-from ..types import Draft, Law, Rows, Shape, Tree
+from ..types import Draft, Independent, Law, Rows, Shape, Tree
 from .base import Commit, Context, Drafter, together
 from .blueprint import Blueprint, Setting
 
@@ -268,6 +268,8 @@ def _together(
             "say that it is not instant"
         )
     laws = dict.fromkeys(law for m in members for law in m.laws)
+    if Independent in laws:  # beside another's siblings they are but rows: see `together`
+        laws[Rows] = None
     return (
         "+".join(m.name for m in members),
         tuple(laws),
