@@ -38,18 +38,18 @@ DEPTHS = 12
 """Of Sequoia's trees, at most."""
 
 RULES = (
-    ("token", "2x2x1x1", "without"),
-    ("token", "2x2x1x1", "with"),
-    ("kseq", "2x2x1x1", "with"),
-    ("traversal", "2x2x1x1", "without"),
-    ("traversal", "2x2x1x1", "with"),
-    ("match", "2x2x1x1", "top"),
-    ("coupled", "2x2x1x1", "without"),
-    ("token", "chains:3,4", "with"),
-    ("traversal", "chains:3,4", "with"),
-    ("multipath", "chains:3,4", "with"),
-    ("token", "chain:4", "without"),
-    ("block", "chain:4", "without"),
+    ("token", "2x2x1x1:draw=without"),
+    ("token", "2x2x1x1:draw=with"),
+    ("kseq", "2x2x1x1:draw=with"),
+    ("traversal", "2x2x1x1:draw=without"),
+    ("traversal", "2x2x1x1:draw=with"),
+    ("match", "2x2x1x1:draw=top"),
+    ("coupled", "2x2x1x1:draw=without"),
+    ("token", "chains:3,4,draw=with"),
+    ("traversal", "chains:3,4,draw=with"),
+    ("multipath", "chains:3,4,draw=with"),
+    ("token", "chain:4"),
+    ("block", "chain:4"),
 )
 
 
@@ -145,24 +145,14 @@ class Bench:
         return self.run(cases, load, temperature)
 
     def rules(self, load: str) -> list[dict[str, Any]]:
-        cases = [
-            Case(
-                f"{rule}, {tree}, {draw}",
-                12,
-                f"{tree}:draw={draw}".replace("chains:3,4:", "chains:3,4,").replace(
-                    "chain:4:", "chain:4,"
-                ),
-                rule,
-            )
-            for rule, tree, draw in RULES
-        ]
+        cases = [Case(tree, parse_tree(tree).nodes, tree, rule) for rule, tree in RULES]
         return self.run(cases, load, 1.0)
 
     def run(self, cases: list[Case], load: str, temperature: float) -> list[dict[str, Any]]:
         """Every case beside plain decoding, in turns."""
         o, prompts = self.o, self.prompts(load)[0][: self.o.prompts]
         runs = {"plain": self.plain}
-        runs |= {f"{c.name} {c.size}": self.generator(c.tree, c.rule) for c in cases}
+        runs |= {f"{c.rule} {c.name} {c.size}": self.generator(c.tree, c.rule) for c in cases}
         speeds = {name: [[] for _ in prompts] for name in runs}
         stats = {name: Stats() for name in runs}
         for repeat in range(-1, o.repeats):
@@ -180,7 +170,7 @@ class Bench:
         median = {n: [statistics.median(s) for s in per] for n, per in speeds.items()}
         rows = []
         for case in cases:
-            name = f"{case.name} {case.size}"
+            name = f"{case.rule} {case.name} {case.size}"
             ratio = [a / b for a, b in zip(median[name], median["plain"], strict=True)]
             seen = stats[name]
             rows.append(

@@ -97,7 +97,7 @@ class DropsUnlikely(ModelDrafter):
 class OncePerBlock(Engine):
     """Transforms see what is committed, for every row of a block."""
 
-    def _verify(self, running, draft, scores):
+    def verify(self, running, draft, scores):
         warp = self.warp_of(running)
         honest = type(warp).shape
 
@@ -106,7 +106,7 @@ class OncePerBlock(Engine):
 
         try:
             Warp.shape = shape
-            return super()._verify(running, draft, scores)
+            return super().verify(running, draft, scores)
         finally:
             Warp.shape = honest
 
@@ -114,15 +114,15 @@ class OncePerBlock(Engine):
 class DropsParameters(Engine):
     """Where something was drafted, min-p and logit bias are forgotten."""
 
-    def _verify(self, running, draft, scores):
+    def verify(self, running, draft, scores):
         if not draft.tokens.shape[1]:
-            return super()._verify(running, draft, scores)
+            return super().verify(running, draft, scores)
         kept = [r.params for r in running], [r.pipeline for r in running]
         self._warps.clear()
         for r in running:
             r.params, r.pipeline = replace(r.params, min_p=0.0, logit_bias=()), None
         try:
-            return super()._verify(running, draft, scores)
+            return super().verify(running, draft, scores)
         finally:
             self._warps.clear()
             for r, params, pipeline in zip(running, *kept, strict=True):

@@ -9,6 +9,7 @@ import torch
 
 from .drafters import Blueprint, CascadeDrafter, Drafter, Setting, parse
 from .drafters.cascade import Cascade
+from .engine import Engine
 from .engine.checks import (
     check_compatible,
     check_k,
@@ -17,7 +18,7 @@ from .engine.checks import (
     check_request,
 )
 from .engine.pipeline import make_pipeline
-from .errors import OptionError
+from .errors import ContextLengthError, OptionError
 from .generator import Generator, Messages, Prompt, encode, numbered
 from .models.loading import (
     Compile,
@@ -37,7 +38,21 @@ from .trees import Builder, SequoiaBuilder, TreeLike, parse_tree
 from .types import SamplingParams
 from .verifiers import make_verifier
 
-_CASCADES = (Cascade, CascadeDrafter)
+_MEASURED = 64
+"""Tokens of the texts that Sequoia's tree is measured on."""
+
+
+def check_measurable(drafter: Blueprint) -> None:
+    """Whether Sequoia's tree can be measured for a drafter.
+
+    Raises:
+        OptionError: it is several.
+    """
+    if isinstance(drafter, Cascade | CascadeDrafter):
+        raise OptionError(
+            f"Sequoia's tree is measured for one drafter, and {drafter.name} is several: "
+            "give a shape, e.g. tree='4x2x1'"
+        )
 
 
 class Assembly:
@@ -99,14 +114,23 @@ class Assembly:
         """Let the drafter draft trees, whose children come about as suits the rule."""
         if self._draft is None:
             raise OptionError("a tree is for a drafter, and there is none: give one, or no tree")
-        rule = None if verifier is None else make_verifier(verifier)
-        self._tree = parse_tree(tree, "without" if rule is None else rule.siblings)
-        if isinstance(self._tree, SequoiaBuilder) and isinstance(self._draft, _CASCADES):
-            raise OptionError(
-                f"Sequoia's tree is measured for one drafter, and {self._draft.name} is several: "
-                "give a shape, e.g. tree='4x2x1'"
-            )
+        rule = make_verifier(self._draft.rule if verifier is None else verifier)
+        self._tree = parse_tree(tree, rule.siblings)
+        if isinstance(self._tree, SequoiaBuilder):
+            check_measurable(self._draft)
         self._draft.branch(self._tree)
+
+    def _fit(self, engine: Engine, builder: SequoiaBuilder, progress: Progress) -> None:
+        """Measure on beginnings of texts, as far as there is room for them."""
+        room = engine.max_len // 2
+        prompts = [self.tokenizer.encode(text)[:room] for text in PROMPTS]
+        tokens = min(_MEASURED, room - 1)
+        if tokens < min(builder.depth, _MEASURED):
+            raise ContextLengthError(
+                f"Sequoia's tree of depth {builder.depth} is measured on texts of more than "
+                f"max_len={engine.max_len} allows: raise it, or give a shape, e.g. tree='4x2x1'"
+            )
+        fit_tree(engine, prompts, tokens=tokens, tokenizer=self.tokenizer, progress=progress)
 
     @staticmethod
     def _check_free(drafter: object) -> None:
@@ -171,9 +195,9 @@ class Assembly:
             max_len=self._max_len,
             remarks=self.remarks,
         )
-        if isinstance(self._tree, SequoiaBuilder) and not self._tree.trees and proposer is not None:
-            prompts = [self.tokenizer.encode(text) for text in PROMPTS]
-            fit_tree(generator.engine, prompts, tokenizer=self.tokenizer, progress=progress)
+        tree = self._tree
+        if isinstance(tree, SequoiaBuilder) and not tree.trees and proposer is not None:
+            self._fit(generator.engine, tree, progress)
         return generator
 
 

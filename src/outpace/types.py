@@ -357,7 +357,7 @@ class Shape(IntEnum):
     CHAIN = 0
     """One path."""
     PATHS = 1
-    """Several, which have nothing but the root in common."""
+    """Several of one length, which have nothing but the root in common."""
     TREE = 2
 
 
@@ -395,7 +395,9 @@ class Tree:
         if self.is_chain:
             return Shape.CHAIN
         inner = [p for p in self.parents if p >= 0]
-        return Shape.PATHS if len(inner) == len(set(inner)) else Shape.TREE
+        ends = {self.depths[node] for node in range(len(self)) if node not in inner}
+        apart = len(inner) == len(set(inner))
+        return Shape.PATHS if apart and len(ends) == 1 else Shape.TREE
 
 
 @dataclass(frozen=True, slots=True)

@@ -379,7 +379,7 @@ class Wrong(Drafter):
         (Wrong([1] * 4, (-1, 0, 1, 2)), "a path of 4 tokens where 3 were allowed"),
         (
             Wrong([1, 2], (-1, -1)),
-            "proposed paths from the root, and says",
+            "proposed paths of one length, and says",
         ),
         (Wrong([1], (-1,), (Rows,)), "by the law PointMass, which its laws do not name"),
     ],

@@ -348,7 +348,7 @@ def _judged(engine: Engine, draft: Draft) -> Tensor:
     recording: Any = _Recording(rule)
     engine.verifier = recording
     try:
-        engine._verify(engine.running, draft, engine.score(engine.running, draft))
+        engine.verify(engine.running, draft, engine.score(engine.running, draft))
     finally:
         engine.verifier = rule
     rows: Tensor = recording.rows

@@ -46,9 +46,9 @@ VerifierName = Annotated[
     str | None,
     typer.Option(
         "--verifier",
-        help="Rule for sampled requests: token, block, match, coupled, greedy; for trees traversal, "
-        "kseq, multipath, too; typical is lossy. By default token, traversal for drawn trees, "
-        "match for drafts that are not drawn, coupled for cascades.",
+        help="Rule for sampled requests: token, block, match, coupled, greedy; for trees also "
+        "traversal, kseq, multipath; typical is lossy. By default token, for drawn trees "
+        "traversal, match for drafts that are not drawn, coupled for cascades.",
     ),
 ]
 TreeName = Annotated[

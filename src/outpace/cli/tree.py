@@ -73,7 +73,6 @@ def tree(
     """List, draw and measure the trees that a draft may be."""
     from rich.console import Console
 
-    from ..pictures import check_path
     from ..trees import SequoiaBuilder, StaticBuilder, draw, parse_tree
 
     console = Console(no_color=no_color, highlight=False, markup=False)
@@ -83,26 +82,15 @@ def tree(
     builder = parse_tree(tree)
     SamplingParams(temperature=temperature, seed=seed, max_new_tokens=max_new_tokens)
     measured = measure or isinstance(builder, SequoiaBuilder)
-    if measured and prompt is not None:
-        raise OptionError("--prompt shows one draft, --measure many texts: give one of them")
-    if measure and not isinstance(builder, StaticBuilder | SequoiaBuilder):
-        raise OptionError(f"{tree} has another shape in every round: 'outpace bench' measures it")
-    if prompt is None and not isinstance(builder, StaticBuilder | SequoiaBuilder):
-        raise OptionError(f"{tree} has another shape in every round: see one by --prompt")
-    for path in (p for p in (out, picture) if p is not None):
-        if path is picture:
-            check_path(path)
-        elif not path.absolute().parent.is_dir():
-            raise OptionError(f"cannot write {path}: there is no such folder")
+    name = common.drafter_for(model, drafter)
+    _check(tree, builder, prompt, measured, max_new_tokens, name)
+    _check_files(out, picture)
     found: dict[str, Any] = {"tree": tree}
     if prompt is None and not measured:
         assert isinstance(builder, StaticBuilder)
         shown = _Shown(builder.tree, tree)
     else:
         texts = common.prompts_of(prompt_file, prompts) if measured else [prompt or ""]
-        if not all(texts):
-            raise OptionError("the prompt is empty: give at least one token of text")
-        name = common.drafter_for(model, drafter)
         if isinstance(builder, SequoiaBuilder) and temperature:
             builder.temperature = temperature
         generator = common.load_with_bar(
@@ -135,6 +123,43 @@ def tree(
     console.print(draw.text(shown.tree, shown.labels, shown.weights), soft_wrap=True)
     if measured:
         _print(found, console)
+
+
+def _check(
+    tree: str, builder: Builder, prompt: str | None, measured: bool, tokens: int, name: str | None
+) -> None:
+    """Whether there is something to draw, before anything is loaded or measured."""
+    from ..assembly import check_measurable
+    from ..drafters import parse
+    from ..trees import SequoiaBuilder, StaticBuilder
+
+    if measured and prompt is not None:
+        raise OptionError("--prompt shows one draft, --measure many texts: give one of them")
+    if prompt is not None and not prompt:
+        raise OptionError("the prompt is empty: give at least one token of text")
+    fixed = isinstance(builder, StaticBuilder | SequoiaBuilder)
+    if not fixed and (measured or prompt is None):
+        how = "'outpace bench' measures it" if measured else "see one by --prompt"
+        raise OptionError(f"{tree} has another shape in every round: {how}")
+    if not measured:
+        return
+    if name is not None:
+        check_measurable(parse(name))
+    if builder.depth > tokens:
+        raise OptionError(
+            f"texts of {tokens} tokens are shorter than the tree is deep, {builder.depth}: raise "
+            "--max-new-tokens"
+        )
+
+
+def _check_files(out: Path | None, picture: Path | None) -> None:
+    """Whether they can be written, as far as can be told."""
+    from ..pictures import check_path
+
+    if picture is not None:
+        check_path(picture)
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        raise OptionError(f"cannot write {out}: it is a folder, or there is no folder for it")
 
 
 def _list(console: Console, as_json: bool) -> None:

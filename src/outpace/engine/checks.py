@@ -11,7 +11,7 @@ from ..verifiers import Verifier
 
 _SHAPES = {
     Shape.CHAIN: "chains",
-    Shape.PATHS: "paths from the root",
+    Shape.PATHS: "paths of one length",
     Shape.TREE: "trees",
 }
 

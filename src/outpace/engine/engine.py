@@ -190,7 +190,7 @@ class Engine:
         clock.lap()
         scores = self.score(running, draft)
         clock.lap()
-        emissions = self._verify(running, draft, scores)
+        emissions = self.verify(running, draft, scores)
         self._commit(running, draft, scores, emissions)
         drafted, scored = clock.laps()
         for stats in (self.stats, *(r.stats for r in running)):
@@ -233,9 +233,7 @@ class Engine:
             out = replace(out, logits=out.logits.to(self._law_device))
         return out
 
-    def _verify(
-        self, running: list[Request], draft: Draft, scores: ForwardOutput
-    ) -> list[Emission]:
+    def verify(self, running: list[Request], draft: Draft, scores: ForwardOutput) -> list[Emission]:
         """What each request emits, on the host: the round's one sync.
 
         Raises:

@@ -39,6 +39,9 @@ Progress = Callable[[str, int, int], None]
 RANKS = 8
 """Children of which the acceptance is measured."""
 
+_SEED = 0x6F7574_7061_0000
+"""Of the first text. Noise of requests that follow must not be what the tree follows from."""
+
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
@@ -191,7 +194,7 @@ def measure_acceptance(
     draw: Draw,
     tokens: int = 64,
     count: int = RANKS,
-    seed: int = 0,
+    seed: int = _SEED,
     tokenizer: Tokenizer | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Acceptance:
@@ -211,7 +214,8 @@ def measure_acceptance(
     if not prompts:
         raise OptionError("there is no prompt to measure on: give one at least")
     count = min(count, engine.target.vocab_size)
-    watcher, rows = _Watcher(), dict[int, list[Floats]]()
+    watcher, texts = _Watcher(), list[list[Floats]]()
+    last: dict[int, list[Floats]] = {}
     what = f"measuring acceptance at temperature {temperature:g}"
     with swapped(engine, drafter, StaticBuilder(k_ary([count]), draw), watcher):
         requests: list[Request] = []
@@ -228,8 +232,13 @@ def measure_acceptance(
             while engine.busy:
                 ran = engine.step()
                 for request, row in zip(ran, watcher.seen, strict=True):
-                    if row is not None:
-                        rows.setdefault(id(request), []).append(row)
+                    if row is None:  # a plain round: what comes behind it is another text
+                        last.pop(id(request), None)
+                        continue
+                    if id(request) not in last:
+                        texts.append([])
+                        last[id(request)] = texts[-1]
+                    last[id(request)].append(row)
                 done += len(ran)
                 progress(what, done, len(prompts) * (tokens + 1))
         finally:
@@ -238,10 +247,9 @@ def measure_acceptance(
         for request in requests:
             if request.failure is not None:
                 raise request.failure
-    texts = [np.stack(r) for r in rows.values()]
     if not texts:
         raise OptionError("nothing was drafted for these prompts: give shorter ones")
-    return Acceptance(texts)
+    return Acceptance([np.stack(text) for text in texts])
 
 
 def model_drafter(engine: Engine) -> ModelDrafter:

@@ -92,7 +92,7 @@ def _propose(engine: Engine) -> Draft:
 
 
 def _judge(engine: Engine, draft: Draft) -> None:
-    engine._verify(engine.running, draft, engine.score(engine.running, draft))
+    engine.verify(engine.running, draft, engine.score(engine.running, draft))
 
 
 def _median(engine: Engine, run: Callable[[], object], repeats: int) -> float:

@@ -147,7 +147,7 @@ def one_round(
     try:
         engine.admit()
         draft = engine.draft(engine.running)
-        (emission,) = engine._verify(engine.running, draft, engine.score(engine.running, draft))
+        (emission,) = engine.verify(engine.running, draft, engine.score(engine.running, draft))
     finally:
         engine.cancel(request)
     tree = draft.trees[0]

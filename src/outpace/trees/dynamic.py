@@ -14,14 +14,16 @@ children are the likeliest ones, certain given what stands before them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from ..errors import OptionError
 from ..types import Draw, Shape
 from .growth import Block, Children, Grown
-from .topology import tree_of
+from .topology import check_nodes, tree_of
 
 
 class DynamicBuilder:
@@ -33,6 +35,9 @@ class DynamicBuilder:
         width: nodes of a level that get children.
         branches: children that each gets.
         gain: tokens that a further level must add to the expected length; 0 goes on to `depth`.
+
+    Raises:
+        OptionError: a number that cannot be.
     """
 
     weighs = True
@@ -42,8 +47,12 @@ class DynamicBuilder:
     def __init__(
         self, nodes: int, depth: int, width: int = 10, branches: int = 10, gain: float = 0.0
     ) -> None:
-        self.nodes, self.depth = nodes, depth
-        self._width, self._branches, self._gain = min(width, nodes), min(branches, nodes), gain
+        self.nodes, self.depth = check_nodes(nodes), check_nodes(depth, "depth")
+        self._width = min(check_nodes(width, "width"), nodes)
+        self._branches = min(check_nodes(branches, "branches"), nodes)
+        if not 0 <= gain < math.inf:
+            raise OptionError(f"gain must be a number >= 0, not {gain} (0 goes on to the depth)")
+        self._gain = gain
 
     def begin(self, budgets: Sequence[int], temperatures: Sequence[float]) -> DynamicGrowth:
         budgets = [min(budget, self.depth) for budget in budgets]

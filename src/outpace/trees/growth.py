@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, get_args
 
 from torch import Tensor
 
+from ..errors import OptionError
 from ..types import Draw, Shape, Tree
 
 
@@ -65,6 +66,17 @@ class Grown:
     q: Tensor | None
     trees: tuple[Tree, ...]
     rows: tuple[Sequence[int], ...]
+
+
+def check_draw(draw: Draw) -> Draw:
+    """How children come about.
+
+    Raises:
+        OptionError: there is no such way.
+    """
+    if draw not in get_args(Draw):
+        raise OptionError(f"draw must be one of {', '.join(get_args(Draw))}, not {draw!r}")
+    return draw
 
 
 class Growth(Protocol):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -19,28 +18,30 @@ from typing import Any, get_args
 
 from .. import named
 from ..errors import OptionError, first_line
-from ..types import Draw, Tree, check_whole_number
+from ..types import Draw, Tree
 from .dynamic import DynamicBuilder
 from .growth import Builder
 from .static import SequoiaBuilder, StaticBuilder
-from .topology import MOST_NODES, chain, from_ranks, k_ary, paths_tree
+from .topology import chain, check_nodes, from_ranks, k_ary, paths_tree
 
 TreeLike = str | Path | Tree | Builder | Sequence[Sequence[int]]
 """A string, a file of ranks, a shape, paths of ranks, or a builder of one's own."""
 
 _LIKE = "give one like [[0], [0, 0], [1]]"
 
-_WIDTHS = re.compile(r"\d+(x\d+)+")
+_WIDTHS = re.compile(r"[0-9]+(x[0-9]+)+")
 
 
 def chain_of(length: int, draw: Draw = "without") -> StaticBuilder:
     """One path."""
-    return StaticBuilder(chain(_number("length", length)), draw)
+    return StaticBuilder(chain(check_nodes(length, "length")), draw)
 
 
 def chains(count: int, length: int, draw: Draw = "without") -> StaticBuilder:
     """Several paths that begin together and have nothing in common."""
-    return StaticBuilder(paths_tree(_number("count", count), _number("length", length)), draw)
+    return StaticBuilder(
+        paths_tree(check_nodes(count, "count"), check_nodes(length, "length")), draw
+    )
 
 
 def widths(widths: str, draw: Draw = "without") -> StaticBuilder:
@@ -49,45 +50,26 @@ def widths(widths: str, draw: Draw = "without") -> StaticBuilder:
         each = [int(width) for width in widths.split("x")]
     except ValueError:
         raise OptionError(f"widths are numbers like '4x2x1', not {widths!r}") from None
-    return StaticBuilder(k_ary([_number("a width", width) for width in each]), draw)
+    return StaticBuilder(k_ary(each), draw)
 
 
 def sequoia(
     nodes: int | None = None, depth: int = 8, temperature: float = 0.8, draw: Draw = "without"
 ) -> SequoiaBuilder:
     """The tree of most tokens per second, by what is measured of models and machine (Sequoia)."""
-    if nodes is not None:
-        _number("nodes", nodes)
-    if not 0 < temperature < math.inf:
-        raise OptionError(f"temperature must be a number > 0, not {temperature}")
-    return SequoiaBuilder(nodes, _number("depth", depth), temperature, draw)
+    return SequoiaBuilder(nodes, depth, temperature, draw)
 
 
 def dynamic(nodes: int = 48, depth: int = 6, width: int = 10, branches: int = 10) -> DynamicBuilder:
     """The nodes that are likeliest by the draft's own probabilities (EAGLE-2)."""
-    return _dynamic(nodes, depth, width, branches)
+    return DynamicBuilder(nodes, depth, width, branches)
 
 
 def opt(
     nodes: int = 48, depth: int = 10, width: int = 10, branches: int = 10, gain: float = 0.2
 ) -> DynamicBuilder:
     """The same, until a level adds no more than `gain` tokens to the expected length (OPT-Tree)."""
-    if not gain >= 0:
-        raise OptionError(f"gain must be a number >= 0, not {gain} (0 goes on to the depth)")
-    return _dynamic(nodes, depth, width, branches, gain)
-
-
-def _dynamic(*numbers: Any) -> DynamicBuilder:
-    for name, value in zip(("nodes", "depth", "width", "branches"), numbers, strict=False):
-        _number(name, value)
-    return DynamicBuilder(*numbers)
-
-
-def _number(name: str, value: int) -> int:
-    check_whole_number(name, value, 1, "of a tree")
-    if value > MOST_NODES:
-        raise OptionError(f"{name}={value} is more than a pass takes: at most {MOST_NODES}")
-    return value
+    return DynamicBuilder(nodes, depth, width, branches, gain)
 
 
 BUILDERS: dict[str, Callable[..., Builder]] = {
@@ -139,7 +121,8 @@ def parse_tree(tree: TreeLike, draw: Draw = "without") -> Builder:
         return _parse(tree.strip(), draw)
     if isinstance(tree, Sequence):
         return _by_hand("the tree", tree, draw)
-    if not hasattr(tree, "begin"):
+    needed = ("nodes", "depth", "shape", "draw", "weighs", "begin")
+    if isinstance(tree, type) or not all(hasattr(tree, name) for name in needed):
         raise OptionError(f"tree takes a string, a path, a shape or paths of ranks, not {tree!r}")
     return tree
 

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import OptionError
-from ..types import Draw, Shape, Tree
-from .growth import Block, Children, Grown
-from .topology import ancestor_mask, cut
+from ..types import Draw, SamplingParams, Shape, Tree
+from .growth import Block, Children, Grown, check_draw
+from .topology import ancestor_mask, check_nodes, cut
 
 T = TypeVar("T")
 
@@ -66,16 +66,18 @@ class StaticBuilder:
         draw: how they come about; see `Builder`.
 
     Raises:
-        OptionError: the tree is empty.
+        OptionError: it is no tree that a pass takes, or draw is none of these.
     """
 
     weighs = False
 
     def __init__(self, tree: Tree, draw: Draw = "without") -> None:
+        if not isinstance(tree, Tree):
+            raise OptionError(f"{tree!r} is no outpace Tree: parse_tree makes one of ranks")
         if not len(tree):
             raise OptionError("the tree has no nodes: plain decoding is without tree and drafter")
-        self.tree, self.draw = tree, draw
-        self.nodes, self.depth = len(tree), max(tree.depths, default=0)
+        self.tree, self.draw = tree, check_draw(draw)
+        self.nodes, self.depth = check_nodes(len(tree)), max(tree.depths)
         self.shape = tree.shape
 
     def begin(self, budgets: Sequence[int], temperatures: Sequence[float]) -> StaticGrowth:
@@ -96,6 +98,9 @@ class SequoiaBuilder:
 
     Attributes:
         trees: at temperature 0 and above; empty as long as nothing was measured.
+
+    Raises:
+        OptionError: a number that cannot be, or draw is none of these.
     """
 
     weighs = False
@@ -109,8 +114,11 @@ class SequoiaBuilder:
         temperature: float = 0.8,
         draw: Draw = "without",
     ) -> None:
-        self.size, self.depth, self.temperature, self.draw = nodes, depth, temperature, draw
-        self.nodes = nodes or self.most
+        self.size = None if nodes is None else check_nodes(nodes)
+        self.nodes, self.depth = self.size or self.most, check_nodes(depth, "depth")
+        self.temperature, self.draw = temperature, check_draw(draw)
+        if not SamplingParams(temperature=temperature).temperature:
+            raise OptionError("temperature must be a number > 0: at 0 it is measured anyway")
         self.trees: tuple[Tree, ...] = ()
 
     def begin(self, budgets: Sequence[int], temperatures: Sequence[float]) -> StaticGrowth | None:
@@ -148,9 +156,9 @@ class StaticGrowth:
         return [len(tree) for tree in trees] if all(tree.is_chain for tree in trees) else None
 
     def add(self, children: Children) -> Block | None:
-        plan, level = self._plan, self._plan.levels[self._at]
+        plan, level = self._plan, _levels_on(self._plan.trees, children.tokens.device)[self._at]
         batch, size = len(plan.trees), plan.size
-        at = level.nodes.flatten(1).to(children.tokens.device)  # [B, F m]
+        at = level.nodes.flatten(1)  # [B, F m]
         if not self._tokens:
             self._tokens.append(children.tokens.new_zeros(batch, size + 1))
         tokens = self._tokens[0].scatter_(1, at, children.tokens.flatten(1))
@@ -163,7 +171,7 @@ class StaticGrowth:
         self._at += 1
         if self._at == len(plan.levels):
             return None
-        read = tokens.gather(1, level.read.to(tokens.device))
+        read = tokens.gather(1, level.read)
         done = 0 if self._block is None else self._block.shape[1]
         self._block = read if self._block is None else torch.cat([self._block, read], 1)
         end = self._block.shape[1]
@@ -207,6 +215,15 @@ def _plan(trees: tuple[Tree, ...]) -> _Plan:
             tuple(place.index(node) if node in place else -1 for node in range(len(tree)))
             for tree, place in zip(trees, places, strict=True)
         ),
+    )
+
+
+@lru_cache(maxsize=256)
+def _levels_on(trees: tuple[Tree, ...], device: torch.device) -> tuple[_Level, ...]:
+    """A plan's levels, with what they hold on a device."""
+    return tuple(
+        _Level(level.width, level.nodes.to(device), level.read.to(device))
+        for level in _plan(trees).levels
     )
 
 

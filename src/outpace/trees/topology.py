@@ -17,15 +17,16 @@ MOST_NODES = 512
 """Of a draft."""
 
 
-def check_nodes(nodes: int) -> None:
-    """Whether a draft may have so many nodes.
+def check_nodes(nodes: int, name: str = "nodes") -> int:
+    """A number of nodes of a draft, or of those side by side or on a path.
 
     Raises:
         OptionError: not a whole number from 1 to `MOST_NODES`.
     """
-    check_whole_number("nodes", nodes, 1, "of a tree")
+    nodes = check_whole_number(name, nodes, 1, "of a tree")
     if nodes > MOST_NODES:
-        raise OptionError(f"nodes={nodes} is more than a pass takes: at most {MOST_NODES}")
+        raise OptionError(f"{name}={nodes} is more than a pass takes: at most {MOST_NODES}")
+    return nodes
 
 
 @lru_cache(maxsize=256)
