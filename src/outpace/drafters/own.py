@@ -24,7 +24,7 @@ OTHERS = "'ngram', 'suffix' and 'recycling' draft for any model"
 
 
 class OwnDrafter(ModelDrafter):
-    """Drafts chains with what `start` makes of the target, as `self.model`."""
+    """Drafts with what `start` makes of the target, as `self.model`."""
 
     def __init__(self, name: str) -> None:
         self.name = name

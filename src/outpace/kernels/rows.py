@@ -1,8 +1,8 @@
 """Calls of the kernels over rows of logits and probabilities, on the CPU.
 
-Draws, races and the rules give the indices that the tensor code in `sampling` and `verifiers`
-gives on the CPU; they are used wherever the kernels happen to be loaded. A softmax
-rounds differently from PyTorch's, so who wants it says so.
+Draws and races give the indices that the tensor code in `sampling` gives on the CPU, and rules
+those of `verifiers` but where their sums round apart; they are used wherever the kernels happen
+to be loaded. A softmax rounds differently from PyTorch's, so who wants it says so.
 """
 
 from __future__ import annotations

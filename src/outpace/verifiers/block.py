@@ -30,7 +30,7 @@ from .base import Noise, Verdict, parents_of, without_tensors
 
 
 class BlockVerifier:
-    """Exact for chains, for point masses and for rows; accepts the most."""
+    """Exact for chains, for point masses and for rows; no rule for them accepts more."""
 
     name: ClassVar[str] = "block"
     lossless: ClassVar[bool] = True
