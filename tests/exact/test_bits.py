@@ -72,7 +72,7 @@ class Spoken:
 
 
 def run(engine: Engine, requests) -> Spoken:
-    said, verify = Spoken(), engine._verify
+    said, verify = Spoken(), engine.verify
     logits: dict[int, list[torch.Tensor]] = {}
 
     def spy(running, draft, scores):
@@ -82,7 +82,7 @@ def run(engine: Engine, requests) -> Spoken:
             logits.setdefault(id(request), []).extend(scores.logits[b, i].clone() for i in rows)
         return emissions
 
-    engine._verify = spy
+    engine.verify = spy
     submitted = [engine.submit(prompt, params) for prompt, params in requests]
     while engine.busy:
         engine.step()

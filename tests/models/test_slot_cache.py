@@ -286,6 +286,6 @@ BROKEN = [
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_broken_cache_differs_from_the_lists(broken):
     machine = type("Machine", (AgainstLists,), {"kind": broken})
-    quick = settings(max_examples=60, stateful_step_count=30, phases=[Phase.generate])
+    quick = settings(max_examples=600, stateful_step_count=30, phases=[Phase.generate])
     with pytest.raises(AssertionError):
         run_state_machine_as_test(machine, settings=quick)

@@ -141,7 +141,7 @@ def test_the_shipped_pair_is_fitted_when_it_is_loaded(monkeypatch):
     monkeypatch.setattr("outpace.assembly.PROMPTS", ("def f(x):", "The harbour"))
     fit = outpace.assembly.fit_tree
     monkeypatch.setattr(
-        "outpace.assembly.fit_tree", lambda *args, **more: fit(*args, tokens=8, **more)
+        "outpace.assembly.fit_tree", lambda *args, **more: fit(*args, **more | {"tokens": 8})
     )
     generator = outpace.load("demo", "demo-draft", tree="sequoia:4")
     builder = generator.engine.drafter.builder

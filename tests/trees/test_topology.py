@@ -102,9 +102,8 @@ def test_a_tree_out_of_order_is_found():
 
 
 def test_cut_is_remembered():
-    tree = k_ary([3, 2])
-    assert cut(tree, 1) is cut(k_ary([3, 2]), 1)
-    assert cut(tree, 2) is tree
+    assert cut(k_ary([3, 2]), 1) is cut(k_ary([3, 2]), 1)
+    assert cut(k_ary([3, 2]), 2) == k_ary([3, 2])
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def measure_costs(
     finally:
         engine.cancel(request)
     levels = {rows: drafting[rows, 2] - drafting[rows, 1] for rows in draft_rows}
-    levels[1] = max(levels[1], drafting[1, 1])
+    levels[1] = max(levels[1], drafting[1, 1])  # the first level catches up with the text, too
     draft = {rows: max(seconds, 0.0) for rows, seconds in levels.items()}
     return Costs(draft, dict(sorted(target.items())), drafting[0, _STEPS] / _STEPS)
 

@@ -72,7 +72,8 @@ def fit_tree(
         One for each temperature.
 
     Raises:
-        OptionError: the engine is busy, its drafter takes no trees, or there is no prompt.
+        OptionError: the engine is busy, its drafter runs no model, or there is no prompt.
+        IncompatibleError: the drafter takes no trees.
     """
     builder = builder or _sequoia(model_drafter(engine).builder)
     found = []
