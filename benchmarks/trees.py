@@ -3,9 +3,11 @@
 Chains, k-ary trees, Sequoia's and dynamic ones of 4 to 64 nodes, at temperature 0 and 1:
 tokens per pass over all rounds, and medians over prompts of tokens per second over plain
 decoding's, of runs that take turns. Sequoia's trees are measured on other prompts of the
-same load. Then, at temperature 1 and one size, every rule with the draws that suit it.
+same load. With --untimed there are no times: that is done either way round, and every rule for
+trees is run at temperature 1 with the draws that suit it.
 
     python benchmarks/trees.py
+    python benchmarks/trees.py --untimed --name trees-untimed
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any
 from environment import record
 from outpace import SamplingParams, Stats
 from outpace.assembly import Assembly
-from outpace.bench.loads import LOADS, load_prompts
+from outpace.bench.loads import load_prompts
 from outpace.drafters import ModelDrafter, parse
 from outpace.generator import Generator
 from outpace.planner import Fit, fit, measure_acceptance, measure_costs
@@ -66,13 +68,14 @@ class Case:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", nargs="+", default=["shipped"])
-    parser.add_argument("--loads", nargs="+", default=list(LOADS))
+    parser.add_argument("--loads", nargs="+", default=["function", "free"])
     parser.add_argument("--sizes", nargs="+", type=int, default=list(K_ARY))
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--promise-prompts", type=int, default=64)
+    parser.add_argument("--untimed", action="store_true")
     parser.add_argument("--name", default="trees")
     options = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {"sizes": [], "rules": [], "promises": []}
@@ -83,8 +86,13 @@ def main() -> None:
                 for temperature in options.temperatures:
                     fits = bench.fits(load, temperature)
                     found["promises"] += bench.promises(load, temperature, fits)
-                    found["sizes"] += bench.sizes(load, temperature, fits)
-            found["rules"] += bench.rules(options.loads[0])
+                    if options.untimed:  # the other way round, too
+                        others = bench.fits(load, temperature, half=0)
+                        found["promises"] += bench.promises(load, temperature, others, half=1)
+                    else:
+                        found["sizes"] += bench.sizes(load, temperature, fits)
+            if options.untimed:
+                found["rules"] += bench.rules(options.loads[0])
     record(options.name, found)
 
 
@@ -116,9 +124,9 @@ class Bench:
         ids = [tokenizer.encode(p) for p in load_prompts(load, 2 * o.promise_prompts)]
         return ids[::2], ids[1::2]
 
-    def fits(self, load: str, temperature: float) -> dict[int | None, Fit]:
+    def fits(self, load: str, temperature: float, half: int = 1) -> dict[int | None, Fit]:
         """Sequoia's trees of all sizes and of any, by recursive rejection without replacement."""
-        engine, prompts = self.generator("2x1", "token", batch=8).engine, self.prompts(load)[1]
+        engine, prompts = self.generator("2x1", "token", batch=8).engine, self.prompts(load)[half]
         how: dict[str, Any] = {"temperature": temperature, "draw": "without"}
         seen = measure_acceptance(engine, prompts, tokens=self.o.tokens, **how)
         costs = measure_costs(engine, prompts[0], most_nodes=max(self.o.sizes), **how)
@@ -145,8 +153,18 @@ class Bench:
         return self.run(cases, load, temperature)
 
     def rules(self, load: str) -> list[dict[str, Any]]:
-        cases = [Case(tree, parse_tree(tree).nodes, tree, rule) for rule, tree in RULES]
-        return self.run(cases, load, 1.0)
+        """Tokens per pass at temperature 1, in batches."""
+        prompts = self.prompts(load)[0]
+        params = SamplingParams(temperature=1.0, max_new_tokens=self.o.tokens, eos_token_ids=())
+        rows = []
+        for rule, tree in RULES:
+            generator = self.generator(tree, rule, batch=16)
+            generator.generate(prompts, params=params, seed=list(range(len(prompts))))
+            per_pass = round(generator.engine.stats.tokens_per_pass, 3)
+            row = {"pair": self.pair, "load": load, "rule": rule, "tree": tree}
+            rows.append(row | {"tokens per pass": per_pass})
+            print(rows[-1], flush=True)
+        return rows
 
     def run(self, cases: list[Case], load: str, temperature: float) -> list[dict[str, Any]]:
         """Every case beside plain decoding, in turns."""
@@ -191,10 +209,10 @@ class Bench:
         return rows
 
     def promises(
-        self, load: str, temperature: float, fits: dict[int | None, Fit]
+        self, load: str, temperature: float, fits: dict[int | None, Fit], half: int = 0
     ) -> list[dict[str, Any]]:
         """What Sequoia's programme expects of its tree, and what rounds with it emit."""
-        prompts = self.prompts(load)[0]
+        prompts = self.prompts(load)[half]
         rows = []
         for size in self.o.sizes:
             found = fits[size]
