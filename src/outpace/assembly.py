@@ -105,6 +105,8 @@ class Assembly:
         self.source = inspect_checkpoint(model)
         check_runner(self.source, self._device, compile, quantization)
         self._max_len = check_max_len(max_len, self.source.context_length)
+        if isinstance(self._tree, SequoiaBuilder) and not self._tree.trees and self._k != 0:
+            self._check_room(self._tree)
         self.tokenizer = load_tokenizer(self.source)
         self._eos = eos_token_ids(self.source, self.tokenizer)
         if self._draft is not None:
@@ -120,16 +122,19 @@ class Assembly:
             check_measurable(self._draft)
         self._draft.branch(self._tree)
 
-    def _fit(self, engine: Engine, builder: SequoiaBuilder, progress: Progress) -> None:
-        """Measure on beginnings of texts, as far as there is room for them."""
-        room = engine.max_len // 2
-        prompts = [self.tokenizer.encode(text)[:room] for text in PROMPTS]
-        tokens = min(_MEASURED, room - 1)
-        if tokens < min(builder.depth, _MEASURED):
+    def _check_room(self, builder: SequoiaBuilder) -> None:
+        """Whether there is room to measure Sequoia's tree."""
+        if self._max_len // 2 - 1 < min(builder.depth, _MEASURED):
             raise ContextLengthError(
                 f"Sequoia's tree of depth {builder.depth} is measured on texts of more than "
-                f"max_len={engine.max_len} allows: raise it, or give a shape, e.g. tree='4x2x1'"
+                f"max_len={self._max_len} allows: raise it, or give a shape, e.g. tree='4x2x1'"
             )
+
+    def _fit(self, engine: Engine, progress: Progress) -> None:
+        """Measure on beginnings of texts, as far as there is room for them."""
+        room = self._max_len // 2
+        prompts = [self.tokenizer.encode(text)[:room] for text in PROMPTS]
+        tokens = min(_MEASURED, room - 1)
         fit_tree(engine, prompts, tokens=tokens, tokenizer=self.tokenizer, progress=progress)
 
     @staticmethod
@@ -197,7 +202,7 @@ class Assembly:
         )
         tree = self._tree
         if isinstance(tree, SequoiaBuilder) and not tree.trees and proposer is not None:
-            self._fit(generator.engine, tree, progress)
+            self._fit(generator.engine, progress)
         return generator
 
 

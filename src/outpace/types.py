@@ -394,9 +394,10 @@ class Tree:
     def shape(self) -> Shape:
         if self.is_chain:
             return Shape.CHAIN
-        inner = [p for p in self.parents if p >= 0]
+        below = [p for p in self.parents if p >= 0]
+        inner = set(below)
         ends = {self.depths[node] for node in range(len(self)) if node not in inner}
-        apart = len(inner) == len(set(inner))
+        apart = len(below) == len(inner)
         return Shape.PATHS if apart and len(ends) == 1 else Shape.TREE
 
 

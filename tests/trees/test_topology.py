@@ -16,6 +16,7 @@ from outpace.trees import (
     k_ary,
     paths_tree,
     ranks,
+    to_ranks,
     widths,
 )
 from outpace.types import Shape, Tree
@@ -99,6 +100,14 @@ def test_a_tree_out_of_order_is_found():
     for parents in [(-1, 0, -1), (-1, -1, 1, 0)]:
         with pytest.raises(AssertionError):
             assert_level_ordered(Tree(parents))
+
+
+@given(trees())
+def test_a_tree_by_hand_is_written_as_it_is_read(tree):
+    """Numbered level by level, as trees by hand are."""
+    written = to_ranks(tree)
+    assert sorted(rank_paths(from_ranks(written))) == sorted(rank_paths(tree))
+    assert to_ranks(from_ranks(written)) == sorted(written, key=lambda way: (len(way), way))
 
 
 def test_cut_is_remembered():

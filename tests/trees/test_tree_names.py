@@ -258,6 +258,14 @@ def test_children_come_about_as_suits_the_rule(pair, tree, verifier, draw, rule)
     assert assembly.verifier.name == rule
 
 
+def test_room_to_measure_sequoias_tree_is_looked_for_before_weights_are_read(pair):
+    target, draft = paths(pair)
+    with pytest.raises(outpace.ContextLengthError, match="of depth 8 is measured on texts of more"):
+        Assembly(target, draft, tree="sequoia:6", max_len=12)
+    Assembly(target, draft, 0, tree="sequoia:6", max_len=12)  # nothing is drafted
+    Assembly(target, draft, tree="sequoia:6,depth=3", max_len=12)
+
+
 def test_k_is_the_depth_and_may_be_less(pair):
     target, draft = paths(pair)
     for k, depth in ((None, 3), (2, 2), (9, 3)):

@@ -73,7 +73,7 @@ def tree(
     """List, draw and measure the trees that a draft may be."""
     from rich.console import Console
 
-    from ..trees import SequoiaBuilder, StaticBuilder, draw, parse_tree
+    from ..trees import SequoiaBuilder, StaticBuilder, draw, parse_tree, to_ranks
 
     console = Console(no_color=no_color, highlight=False, markup=False)
     if tree is None:
@@ -91,8 +91,6 @@ def tree(
         shown = _Shown(builder.tree, tree)
     else:
         texts = common.prompts_of(prompt_file, prompts) if measured else [prompt or ""]
-        if isinstance(builder, SequoiaBuilder) and temperature:
-            builder.temperature = temperature
         generator = common.load_with_bar(
             model,
             name,
@@ -116,7 +114,7 @@ def tree(
         draw.picture(shown.tree, picture, shown.weights, shown.title, shown.labels)
     if as_json:
         shape = {"nodes": len(shown.tree), "depth": max(shown.tree.depths, default=0)}
-        print(json.dumps(found | shape | {"paths": _paths(shown.tree)}))
+        print(json.dumps(found | shape | {"paths": to_ranks(shown.tree)}))
         return
     console.print(shown.title)
     console.print(draw.summary(shown.tree))
@@ -200,28 +198,12 @@ def _measured(
     assert tokenizer is not None
     ids = [tokenizer.encode(text) for text in texts]
     with common.progress_bars(no_color) as advance:
+        how: dict[str, Any] = {"tokens": tokens, "tokenizer": tokenizer, "progress": advance}
         if isinstance(builder, SequoiaBuilder):
-            temperatures = (temperature,)
-            (fit,) = fit_tree(
-                generator.engine,
-                ids,
-                tokens=tokens,
-                tokenizer=tokenizer,
-                builder=builder,
-                temperatures=temperatures,
-                progress=advance,
-            )
-            return fit
+            how |= {"builder": builder, "temperatures": (temperature,)}
+            return fit_tree(generator.engine, ids, **how)[0]
         assert isinstance(builder, StaticBuilder)
-        return promise(
-            generator.engine,
-            ids,
-            builder,
-            temperature,
-            tokens=tokens,
-            tokenizer=tokenizer,
-            progress=advance,
-        )
+        return promise(generator.engine, ids, builder, temperature, **how)
 
 
 def _promise(name: str, fit: Fit) -> _Shown:
@@ -280,19 +262,10 @@ def _drafted(generator: Generator, prompt: str, temperature: float, seed: int) -
     return _Shown(tree, title, labels)
 
 
-def _paths(tree: Tree) -> list[list[int]]:
-    """Of every node that ends a path, the ranks on the way to it."""
-    from ..trees import ranks
-
-    ways: list[list[int]] = []
-    for parent, rank in zip(tree.parents, ranks(tree), strict=True):
-        ways.append([*(ways[parent] if parent >= 0 else []), rank])
-    inner = set(tree.parents)
-    return [way for node, way in enumerate(ways) if node not in inner]
-
-
 def _write(path: Path, tree: Tree) -> None:
+    from ..trees import to_ranks
+
     try:
-        path.write_text(json.dumps({"paths": _paths(tree)}) + "\n", encoding="utf-8")
+        path.write_text(json.dumps({"paths": to_ranks(tree)}) + "\n", encoding="utf-8")
     except OSError as error:
         raise OptionError(f"cannot write {path} ({error.strerror}): check the path") from error

@@ -13,10 +13,10 @@ of ranks is accepted from a position with the product of these along the text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -26,15 +26,15 @@ from torch import Tensor
 from ..drafters import ModelDrafter
 from ..engine import Engine, Request
 from ..errors import OptionError
+from ..models.loading import Progress
 from ..models.tokenizer import Tokenizer
 from ..sampling import categorical, residual
 from ..trees import Builder, StaticBuilder, k_ary, ranks
-from ..types import Draft, Draw, Rows, SamplingParams, Shape, Tree
-from ..verifiers import Noise, TokenVerifier, Verdict
+from ..types import Draft, Draw, SamplingParams, Tree
+from ..verifiers import Noise, TokenVerifier, Verdict, Verifier
+from ..verifiers.base import laws_of
 
 Floats = NDArray[np.float64]
-
-Progress = Callable[[str, int, int], None]
 
 RANKS = 8
 """Children of which the acceptance is measured."""
@@ -150,7 +150,6 @@ class _Watcher(TokenVerifier):
     """Emits the target's own token, and keeps what would have been accepted of the children."""
 
     lossless: ClassVar[bool] = False  # so that it is asked at temperature 0, too
-    takes: ClassVar[Shape] = Shape.TREE
 
     def __init__(self) -> None:
         self.seen: list[Floats | None] = []
@@ -173,10 +172,7 @@ def accepted_by_rank(p: Tensor, draft: Draft) -> Tensor:
     left, gone = p.double(), torch.ones(len(p), dtype=torch.float64, device=p.device)
     found = []
     for node, x in enumerate(draft.tokens.unbind(1)):
-        if isinstance(draft.law, Rows):
-            q = draft.law.q[:, node].double()
-        else:
-            q = torch.zeros_like(left).scatter_(1, x.unsqueeze(1), 1.0)
+        q = laws_of(draft, torch.full_like(x, node), p.shape[-1])
         px, qx = (row.gather(1, x.unsqueeze(1)).squeeze(1) for row in (left, q))
         passes = torch.where(qx > 0, (px / qx).clamp_max(1), 0.0)
         found.append(gone * passes)
@@ -267,7 +263,7 @@ def model_drafter(engine: Engine) -> ModelDrafter:
 
 @contextmanager
 def swapped(
-    engine: Engine, drafter: ModelDrafter, builder: Builder, rule: Any = None
+    engine: Engine, drafter: ModelDrafter, builder: Builder, rule: Verifier | None = None
 ) -> Iterator[None]:
     """The engine with another builder of trees, and another rule; then as it was."""
     names = ("builder", "proposes", "laws", "k", "draws", "rule")

@@ -11,9 +11,10 @@ import torch
 from ..drafters.base import Commit
 from ..engine import Engine
 from ..engine.clock import Clock
+from ..models.loading import Progress
 from ..trees import Costs, StaticBuilder, chain, from_ranks, paths_tree
 from ..types import Draft, Draw, SamplingParams
-from .acceptance import Progress, model_drafter, swapped
+from .acceptance import model_drafter, swapped
 
 _REPEATS = 7
 _STEPS = 4

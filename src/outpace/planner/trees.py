@@ -10,6 +10,7 @@ import torch
 
 from ..engine import Engine, Stats
 from ..errors import OptionError
+from ..models.loading import Progress
 from ..models.tokenizer import Tokenizer
 from ..trees import (
     Builder,
@@ -21,7 +22,7 @@ from ..trees import (
     expected_tokens,
 )
 from ..types import SamplingParams, Tree
-from .acceptance import Acceptance, Progress, measure_acceptance, model_drafter
+from .acceptance import Acceptance, measure_acceptance, model_drafter
 from .costs import measure_costs
 
 _AGAIN = 4

@@ -18,6 +18,7 @@ from .topology import (
     merged,
     paths_tree,
     ranks,
+    to_ranks,
     tree_of,
     widths,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "parse_tree",
     "paths_tree",
     "ranks",
+    "to_ranks",
     "tree_entries",
     "tree_of",
     "widths",

@@ -149,6 +149,15 @@ def ranks(tree: Tree) -> tuple[int, ...]:
     return tuple(found)
 
 
+def to_ranks(tree: Tree) -> list[list[int]]:
+    """What `from_ranks` makes the tree of: of every leaf the ranks on the way to it."""
+    ways: list[list[int]] = []
+    for parent, rank in zip(tree.parents, ranks(tree), strict=True):
+        ways.append([*(ways[parent] if parent >= 0 else []), rank])
+    inner = set(tree.parents)
+    return [way for node, way in enumerate(ways) if node not in inner]
+
+
 def widths(tree: Tree) -> tuple[int, ...]:
     """How many nodes there are at each depth, from 1."""
     count = Counter(tree.depths)

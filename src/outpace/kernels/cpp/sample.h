@@ -184,16 +184,15 @@ inline int64_t race_row(const float *p, int64_t n, uint64_t seed, uint64_t posit
 }
 
 // The first `count` of the tokens in the order of their exponential times, as far as they have
-// probability. Returns how many they are.
-inline int64_t race_children(const float *p, int64_t n, int64_t count, uint64_t seed,
-                             uint64_t position, int64_t *tokens) {
+// probability.
+inline void race_children(const float *p, int64_t n, int64_t count, uint64_t seed,
+                          uint64_t position, int64_t *tokens) {
     std::vector<float> left(p, p + n);
     for (int64_t j = 0; j < count; j++) {
-        if (std::none_of(left.begin(), left.end(), [](float x) { return x > 0; })) return j;
+        if (std::none_of(left.begin(), left.end(), [](float x) { return x > 0; })) return;
         tokens[j] = race_row(left.data(), n, seed, position);
         left[tokens[j]] = 0;
     }
-    return count;
 }
 
 // Draws children of a row without replacement, each from what those before have left, by uniforms
