@@ -5,6 +5,7 @@ from .growth import Block, Builder, Children, Grown, Growth
 from .registry import TreeEntry, TreeLike, parse_tree, tree_entries
 from .sequoia import Choice, Costs, best_tree, chances, choose, expected_tokens
 from .static import SequoiaBuilder, StaticBuilder
+from .times import PassTimes
 from .topology import (
     MOST_NODES,
     ancestor_mask,
@@ -33,6 +34,7 @@ __all__ = [
     "DynamicBuilder",
     "Grown",
     "Growth",
+    "PassTimes",
     "SequoiaBuilder",
     "StaticBuilder",
     "TreeEntry",

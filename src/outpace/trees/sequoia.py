@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError
 from ..types import Tree, check_whole_number
+from .times import along, check_points
 from .topology import chain, check_nodes, ranks, tree_of
 
 Rates = Sequence[Sequence[float]]
@@ -104,16 +105,16 @@ class Costs:
     step: float | None = None
 
     def __post_init__(self) -> None:
-        _check_points("draft", self.draft)
-        _check_points("target", self.target)
+        check_points("draft", self.draft)
+        check_points("target", self.target)
         if not all(self.target.values()):
             raise OptionError("a target pass takes no time: give measured seconds")
 
     def draft_seconds(self, rows: int) -> float:
-        return _along(self.draft, rows)
+        return along(self.draft, rows)
 
     def target_seconds(self, rows: int) -> float:
-        return _along(self.target, rows)
+        return along(self.target, rows)
 
     def round_seconds(self, tree: Tree) -> float:
         """A draft pass per level, over the nodes that have children, and the target's pass.
@@ -320,23 +321,3 @@ def _checked(rates: Rates) -> list[list[float]]:
 
 def _checked_depth(depth: int) -> int:
     return check_whole_number("depth", depth, 1, "of a tree")
-
-
-def _check_points(name: str, points: Mapping[int, float]) -> None:
-    """Raises OptionError if they are not rows and seconds."""
-    if not points:
-        raise OptionError(f"no {name} pass was measured: give seconds for one number of rows")
-    for rows, seconds in points.items():
-        check_whole_number(f"rows of a {name} pass", rows, 1, "the root's row at least")
-        if not 0 <= seconds < math.inf:
-            raise OptionError(f"a {name} pass of {rows} rows cannot take {seconds} seconds")
-
-
-def _along(points: Mapping[int, float], at: int) -> float:
-    """The line through the points; flat below the first, beyond the last with the last slope."""
-    rows = sorted(points)
-    seconds = [points[count] for count in rows]
-    if at > rows[-1] and len(rows) > 1:
-        slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2])
-        return seconds[-1] + max(slope, 0.0) * (at - rows[-1])
-    return float(np.interp(at, rows, seconds))
