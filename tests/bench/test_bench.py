@@ -26,16 +26,29 @@ def test_prompts_come_from_held_out_files_only():
 
 def test_the_formula_is_the_papers():
     """Equal α_i: (1 - α^(K+1)) / ((1 - α)(Kc + 1)); worked: α = 0.7, K = 5 gives 2.94 tokens."""
-    stats = Stats(rounds=1000, drafted_rounds=1000, draft_steps=5000)
-    reach = 1000.0
+    stats = Stats(rounds=10**6, drafted_rounds=10**6, draft_steps=5 * 10**6)
+    reach = 1e6
     for _ in range(5):
-        stats.reached.append(int(reach * 1000))
+        stats.reached.append(int(reach))
         reach *= 0.7
-        stats.accepted_at.append(int(reach * 1000))
+        stats.accepted_at.append(int(reach))
     for c, expected in ((0.1, 2.941 / 1.5), (0.0, 2.941)):
         assert expected_speedup(stats, c) == pytest.approx(expected, rel=1e-3)
     assert expected_speedup(stats, 0.1, 0.25) == pytest.approx(2.941 / 1.25, rel=1e-3)
     assert expected_speedup(Stats(rounds=3), 0.1) == 1.0
+
+
+def test_rounds_without_a_draft_and_short_ones_promise_less():
+    """Every other round drafts nothing: no more than half of what is accepted comes about."""
+    stats = Stats()
+    for _ in range(50):
+        stats.count(2, 2, 3, 2, ended=True)
+        stats.count(0, 0, 1, 0)
+    assert expected_speedup(stats, 0.1) == pytest.approx(stats.tokens_per_pass / 1.1)
+    for _ in range(100):
+        stats.count(1, 1, 2, 1, ended=True)  # nothing was tried at depth 2
+    assert stats.alpha == (1.0, 1.0)
+    assert expected_speedup(stats, 0.1) == pytest.approx(2.0 / 1.1)
 
 
 def test_comparison_counts(pair):

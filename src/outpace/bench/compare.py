@@ -13,6 +13,7 @@ from ..engine.stats import Stats
 from ..errors import OptionError
 from ..generator import Generator, encode
 from ..models.loading import Progress
+from ..planner import constant_price, speedup, tokens_counted
 from ..types import SamplingParams
 
 DRAFT, PLAIN, FAST = "draft only", "target only", "speculative"
@@ -77,21 +78,17 @@ class Comparison:
 def expected_speedup(stats: Stats, c: float, begun: float = 0.0) -> float:
     """Speedup over plain decoding that follows from α_i and c alone.
 
-    E[tokens per round] = 1 + α_1 + α_1 α_2 + ..., which is (1 - α^(K+1)) /
-    (1 - α) when all α_i are equal (Leviathan et al., 2023, equation 1), over
-    K c + 1 (theorem 3.8), with K the mean number of draft steps per round.
+    Tokens per round over K c + 1, with K the mean number of draft steps per round. They are
+    1 + α_1 + α_1 α_2 + ... where all drafts have one length. Else a depth counts by the share of
+    rounds that got there: see `planner.tokens_counted`, `planner.constant_price`.
 
     Args:
         begun: how much of the target's pass the draft has done; see `Drafter`.
     """
     if not stats.drafted_rounds:
         return 1.0
-    tokens, reach = 1.0, 1.0
-    for alpha in stats.alpha:
-        reach *= alpha
-        tokens += reach
-    begun *= stats.drafted_rounds / stats.rounds
-    return tokens / (stats.draft_steps / stats.rounds * c + 1 - begun)
+    price = constant_price(c, begun * stats.drafted_rounds / stats.rounds)
+    return speedup(tokens_counted([stats]), price(stats.draft_steps / stats.rounds))
 
 
 def _cost(plain: Stats, fast: Stats) -> float:
