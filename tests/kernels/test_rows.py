@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,12 +13,15 @@ from hypothesis import strategies as st
 from outpace import kernels
 from outpace.errors import CompilerError
 from outpace.kernels import rows as kernel_rows
-from outpace.sampling import Keys, Warp, categorical, race
+from outpace.sampling import Keys, Warp, categorical, exponentials, race
+from outpace.sampling.noise import Stream, uniform_bits
 from outpace.trees import chain
 from outpace.types import Draft, PointMass, Rows, SamplingParams, Shape, Tree
 from outpace.verifiers import (
     BlockVerifier,
+    CoupledVerifier,
     KSeqVerifier,
+    MatchVerifier,
     MultiPathVerifier,
     Noise,
     TokenVerifier,
@@ -99,6 +105,110 @@ def test_a_race_at_another_position_is_another(library):
     assert not torch.equal(one, other)
 
 
+def uneven(generator, n):
+    """Rows of which a race could be wrong: `[1, 8, n]`."""
+    x = torch.randn(n, generator=generator)
+    heights = 10 ** -torch.linspace(0, 45, n)  # to the smallest numbers there are
+    p = torch.stack(
+        [
+            (3 * x / 0.8).softmax(-1),
+            (30 * x).softmax(-1),
+            torch.full((n,), 1 / n),
+            torch.full((n,), 1e-42),
+            torch.where(torch.rand(n, generator=generator) < 0.05, x.abs(), 0.0),
+            heights,
+            heights.flip(0),
+            heights[torch.randperm(n, generator=generator)],
+        ]
+    )
+    return p.unsqueeze(0)
+
+
+WIDTHS = [1, 2, 15, 16, 17, 33, 250, 1023, 4096, 5000]
+
+
+@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.parametrize("seed", [0, -1, -(2**63), 2**63 - 1, 12345])
+@pytest.mark.parametrize("first", [0, 2**32 - 3, 2**45])
+def test_races_of_uneven_rows_are_those_of_the_tensor_code(n, seed, first):
+    p, depths = uneven(seeded(n), n), torch.arange(8).unsqueeze(0)
+    keys = Keys(torch.tensor([seed]), torch.tensor([first]))
+    assert torch.equal(race(p, keys, depths), tensors(race, p, keys, depths))
+
+
+def test_a_race_that_nobody_is_in_goes_to_the_first():
+    p = torch.tensor([[[0.0, 0, 0], [0, torch.nan, 0], [-1, 0, -2], [torch.nan, 0, 1]]])
+    keys, depths = Keys(torch.tensor([1]), torch.tensor([2])), torch.arange(4).unsqueeze(0)
+    for run in (race, lambda *a: tensors(race, *a)):
+        assert run(p, keys, depths).tolist() == [[0, 0, 0, 2]]
+
+
+def equal_times(times):
+    """Pairs of tokens with masses for which they finish at the same time, to the last bit."""
+    n = len(times)
+    for k in range(n):
+        i, j = k % (n // 2), n // 2 + 7 * k % (n // 2)
+        ratio = Fraction(times[i]) / Fraction(times[j])
+        if ratio > 1:
+            ratio = 1 / (1 / ratio).limit_denominator(2**24)
+        else:
+            ratio = ratio.limit_denominator(2**24)
+        masses = ratio.numerator * 2.0**-25, ratio.denominator * 2.0**-25
+        if masses[0] and masses[1] and times[i] / masses[0] == times[j] / masses[1]:
+            yield (i, j), masses
+
+
+def test_of_equal_times_the_first_wins():
+    keys, depths, n = Keys(torch.tensor([3]), torch.tensor([2**40])), torch.zeros(1, 1).long(), 999
+    times = exponentials(keys, depths, n)[0, 0].tolist()
+    bits = uniform_bits(keys.seeds, keys.first, int(Stream.RACE), torch.arange(n))
+    found = 0
+    for pair, masses in equal_times(times):
+        if any(times[x] != -math.log1p(-int(bits[x]) * 2.0**-53) for x in pair):
+            continue  # logarithms of two libraries
+        p = torch.zeros(1, 1, n)
+        p[0, 0, list(pair)] = torch.tensor(masses)
+        assert int(race(p, keys, depths)) == int(tensors(race, p, keys, depths)) == pair[0]
+        p[0, 0, pair[1]] = p[0, 0, pair[1]].nextafter(torch.tensor(2.0))
+        assert int(race(p, keys, depths)) == int(tensors(race, p, keys, depths)) == pair[1]
+        found += 1
+    assert found > 5
+
+
+def raced(p, bits, slack):
+    """A race as the kernels run it: tokens are passed over by 24 bits of their noise."""
+    best, winner = math.inf, 0
+    for token, mass in enumerate(p):
+        if mass > 0 and bits[token] >> 29 <= best * mass * 2**24 * slack:
+            time = -math.log1p(-bits[token] * 2.0**-53) / mass
+            if time < best:
+                best, winner = time, token
+    return winner
+
+
+@pytest.mark.parametrize("slack", [1 + 2**-20, 0.5])
+def test_a_race_that_passes_over_too_many_is_noticed(slack):
+    """With half the bound, the control."""
+    rows, n = 40, 250
+    keys, depths = Keys(torch.tensor([-9]), torch.tensor([5])), torch.arange(rows).unsqueeze(0)
+    p = uneven(seeded(1), n).repeat(1, rows // 8, 1)
+    position = (keys.first + depths).unsqueeze(-1)
+    bits = uniform_bits(keys.seeds, position, int(Stream.RACE), torch.arange(n))[0].tolist()
+    found = [raced(*of, slack) for of in zip(p[0].tolist(), bits, strict=True)]
+    assert (found == race(p, keys, depths)[0].tolist()) == (slack > 1)
+
+
+@given(SIZES, st.integers(1, 9), st.integers(0, 999))
+def test_children_that_race_come_in_the_order_of_their_times(library, n, count, seed):
+    p, keys = laws(seeded(seed), 2, 3, n), Keys(torch.tensor([seed, -seed]), torch.tensor([7, 0]))
+    many = min(count, n)
+    tokens, _ = kernels.children(library, p, p, many, seeds=keys.seeds, positions=keys.first)
+    times = exponentials(keys, torch.zeros(2, 3).long(), n) / p.double()
+    order = torch.where(p > 0, times, torch.inf).argsort(dim=-1, stable=True)[..., :many]
+    there = p.gather(-1, order) > 0
+    assert torch.equal(tokens[there], order[there])
+
+
 def tree_of(shape, n, generator):
     """A random one of up to n nodes."""
     n = int(torch.randint(0, n + 1, (), generator=generator))
@@ -123,7 +233,8 @@ def round_of(generator, n, nodes, sampled, shape=Shape.CHAIN):
     law = Rows(q) if sampled else PointMass()
     noise = [torch.rand(batch, k, generator=generator).double() for k in (nodes, nodes + 1)]
     trees = tuple(tree_of(shape, nodes, generator) for _ in range(batch))
-    return p, Draft(tokens, law, trees), Noise(*noise)
+    keys = Keys(torch.arange(batch) - 3, torch.arange(batch) + 2**33)
+    return p, Draft(tokens, law, trees), Noise(*noise, keys)
 
 
 RULES = [
@@ -132,6 +243,8 @@ RULES = [
     KSeqVerifier(),
     TraversalVerifier(),
     MultiPathVerifier(),
+    MatchVerifier(),
+    CoupledVerifier(),
 ]
 
 
@@ -154,8 +267,9 @@ def test_another_rule_would_be_noticed(monkeypatch, rule):
     """The control: with other noise some verdict is another."""
     verify = kernels.verify
 
-    def broken(library, which, p, q, tokens, parents, accept, target):
-        return verify(library, which, p, q, tokens, parents, accept * 0, target)
+    def broken(library, which, p, q, tokens, parents, accept, target, *keys):
+        other = target * 0 if which is kernels.Rule.MATCH else target, *(k + 1 for k in keys)
+        return verify(library, which, p, q, tokens, parents, accept * 0, *other)
 
     monkeypatch.setattr(kernels, "verify", broken)
     rounds = [round_of(seeded(seed), 16, 4, True, rule.takes) for seed in range(20)]
@@ -174,7 +288,8 @@ def test_a_sequence_decides_alone_as_in_company(rule):
                 one, n = slice(b, b + 1), len(tree)
                 law = Rows(draft.law.q[one, :n])
                 small = Draft(draft.tokens[one, :n], law, (tree,))
-                alone = Noise(noise.accept[one, :n], noise.target[one, : n + 1])
+                keys = noise.keys.select(one)
+                alone = Noise(noise.accept[one, :n], noise.target[one, : n + 1], keys)
                 said = parts(decide(p[one, : n + 1], small, alone))
                 assert said == ([path[b][:n]], [accepted[b]], [token[b]])
 

@@ -69,6 +69,8 @@ class Rule(IntEnum):
     KSEQ = 1
     TRAVERSAL = 2
     MULTIPATH = 3
+    MATCH = 4
+    COUPLED = 5
 
 
 def children(
@@ -103,25 +105,27 @@ def verify(
     parents: Tensor,
     accept: Tensor,
     target: Tensor,
+    seeds: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Path, accepted and token of a `Verdict`.
 
     Args:
         q: None where every drafted token was certain.
         parents: `[B, N]` int64, of every node; -2 is padding.
+        seeds, positions: `[B]`, for a rule that races; the position is the next token's.
     """
     batch, nodes = drafted.shape
-    held = [x.contiguous() for x in (p, drafted, parents, accept, target)]
-    law = None if q is None else q.contiguous()
+    all_of = p, q, drafted, parents, accept, target, seeds, positions
+    held = [None if x is None else x.contiguous() for x in all_of]
+    at = [None if x is None else _at(x) for x in held]
     path, found = drafted.new_empty(batch, nodes), drafted.new_empty(2, batch)
     library.outpace_verify(
         int(rule),
-        _at(held[0]),
-        None if law is None else _at(law),
-        *map(_at, held[1:3]),
+        *at[:4],
         *_sizes(drafted),
         _Number(p.shape[-1]),
-        *map(_at, held[3:]),
+        *at[4:],
         _at(path),
         *map(_at, found),
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..models.base import upload
-from ..sampling import Keys, categorical
+from ..sampling import Keys, categorical, race
 from ..types import Draft, Draw, Law, Rows, Shape
 
 
@@ -94,15 +94,20 @@ class Verifier(Protocol):
 
 def without_tensors(rule: kernels.Rule, p: Tensor, draft: Draft, noise: Noise) -> Verdict | None:
     """A verdict that needs no tensor code: by the kernels, or where nothing was drafted."""
-    tokens = draft.tokens
+    tokens, keys = draft.tokens, noise.keys if rule is kernels.Rule.COUPLED else None
     if not tokens.shape[1]:
-        token = categorical(p[:, 0], noise.target[:, 0])
+        if keys is None:
+            token = categorical(p[:, 0], noise.target[:, 0])
+        else:
+            token = race(p, keys, torch.zeros_like(keys.first).unsqueeze(1)).squeeze(1)
         return Verdict(tokens, torch.zeros_like(token), token)
     q = draft.law.q if isinstance(draft.law, Rows) else None
     library = kernels.loaded(p, *([] if q is None else [q]))
     if library is None:
         return None
-    noises = noise.accept, noise.target
+    noises = [noise.accept, noise.target]
+    if keys is not None:
+        noises += [keys.seeds, keys.first]
     return Verdict(*kernels.verify(library, rule, p, q, tokens, parents_of(draft), *noises))
 
 

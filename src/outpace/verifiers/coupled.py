@@ -17,9 +17,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..kernels import Rule
 from ..sampling import race
 from ..types import Draft, Draw, Law, PointMass, Rows, Shape
-from .base import Noise, Verdict, row_depths
+from .base import Noise, Verdict, row_depths, without_tensors
 from .follow import judge
 
 
@@ -37,4 +38,6 @@ class CoupledVerifier:
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         assert noise.keys is not None
+        if verdict := without_tensors(Rule.COUPLED, p, draft, noise):
+            return verdict
         return judge(race(p, noise.keys, row_depths(draft, p.device)), draft)

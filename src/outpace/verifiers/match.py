@@ -14,9 +14,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..kernels import Rule
 from ..sampling import categorical
 from ..types import Draft, Draw, Law, PointMass, Rows, Shape
-from .base import Noise, Verdict, row_depths
+from .base import Noise, Verdict, row_depths, without_tensors
 from .follow import judge
 
 
@@ -33,5 +34,7 @@ class MatchVerifier:
     invariant: ClassVar[bool] = True
 
     def __call__(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
+        if verdict := without_tensors(Rule.MATCH, p, draft, noise):
+            return verdict
         u = noise.target.gather(1, row_depths(draft, p.device))  # [B, N + 1]
         return judge(categorical(p, u), draft)

@@ -148,51 +148,88 @@ inline int64_t draw_row(const float *p, int64_t n, double u) {
     return draw([p](int64_t i) { return p[i]; }, n, u);
 }
 
-// Philox4x32-10 (Salmon et al., 2011): 53 random bits for (seed, position, stream, index), by the
-// same counters and keys as in sampling/noise.py.
-inline uint64_t random_bits(uint64_t seed, uint64_t position, uint32_t stream, uint32_t index) {
-    uint32_t c0 = index, c1 = position, c2 = stream, c3 = position >> 32;
+// Philox4x32-10 (Salmon et al., 2011), by the same counters and keys as in sampling/noise.py: the
+// first two words for each index. All are lower words; upper ones hold anything.
+template <class Word>
+inline void random_words(uint64_t seed, uint64_t position, uint32_t stream, Word index, Word *low,
+                         Word *high) {
+    Word c0 = index, c1 = Word{} + uint32_t(position), c2 = Word{} + stream;
+    Word c3 = Word{} + (position >> 32);
     uint32_t k0 = seed, k1 = seed >> 32;
+#pragma GCC unroll 10
     for (int round = 0; round < 10; round++) {
-        const uint64_t a = uint64_t{0xD2511F53} * c0, b = uint64_t{0xCD9E8D57} * c2;
-        c0 = uint32_t(b >> 32) ^ c1 ^ k0, c1 = b;
-        c2 = uint32_t(a >> 32) ^ c3 ^ k1, c3 = a;
+        const Word a = multiply_lower(c0, 0xD2511F53), b = multiply_lower(c2, 0xCD9E8D57);
+        c0 = (b >> 32) ^ c1 ^ k0, c1 = b;
+        c2 = (a >> 32) ^ c3 ^ k1, c3 = a;
         k0 += 0x9E3779B9, k1 += 0xBB67AE85;
     }
-    return uint64_t{c1} << 21 ^ c0 >> 11;
+    *low = c0, *high = c1;
 }
 
-// The token whose exponential time is the shortest for its probability; see sampling/races.py.
-inline int64_t race_row(const float *p, int64_t n, uint64_t seed, uint64_t position) {
+// 53 random bits.
+inline uint64_t random_bits(uint64_t seed, uint64_t position, uint32_t stream, uint32_t index) {
+    uint64_t low, high;
+    random_words(seed, position, stream, uint64_t{index}, &low, &high);
+    return uint64_t{uint32_t(high)} << 21 ^ uint32_t(low) >> 11;
+}
+
+// The first 24 of these, for each index.
+inline Floats first_bits(uint64_t seed, uint64_t position, uint32_t stream, Ints index) {
+    const Longs pairs = bits<Longs>(index);
+    Longs rest, lower, upper;
+    random_words(seed, position, stream, pairs, &rest, &lower);
+    random_words(seed, position, stream, pairs >> 32, &rest, &upper);
+    const Words words = bits<Words>((lower & 0xFFFFFFFF) | upper << 32);
+    return __builtin_convertvector((Ints)(words >> 8), Floats);
+}
+
+// Calls f(token, time) in ascending order, of all tokens whose exponential times for their
+// probability are below `best`, and of some more. f makes it smaller; see sampling/races.py.
+//
+// A time is -log1p(-u) / p, no less than u / p, and u is known to 24 bits, `some`, before the rest
+// and the logarithm are computed. A token is passed over if some > reach * p in floats. Neither
+// rounding nor underflow (reach is normal, and some > 0) takes more than 2^-22 off the product, so
+// u >= some * 2^-24 > best * p * (1 + 2^-21), and its time in doubles, with a logarithm within
+// some units in the last place, is above the best: it neither wins nor ties.
+template <class F>
+void race(const float *p, int64_t n, uint64_t seed, uint64_t position, const double &best, F f) {
     constexpr uint32_t RACE = 4;
-    constexpr int64_t SOME = 64;
-    double best = std::numeric_limits<double>::infinity(), u[SOME];
-    int64_t winner = 0;
-    for (int64_t start = 0; start < n; start += SOME) {
-        const int64_t count = std::min(SOME, n - start);
-        for (int64_t i = 0; i < count; i++)
-            u[i] = double(int64_t(random_bits(seed, position, RACE, start + i))) * 0x1p-53;
-        for (int64_t i = 0; i < count; i++) {
-            const double mass = p[start + i];
-            // A time is at least u: most tokens have lost before their logarithm is taken.
-            if (!(mass > 0) || u[i] > best * mass) continue;
-            const double time = -std::log1p(-u[i]) / mass;
-            if (time < best) best = time, winner = start + i;
+    float reach = std::numeric_limits<float>::infinity();
+    for (int64_t i = 0; i < n; i += WIDTH) {
+        const Floats mass = row_vector(p, n, i, 0.0f);
+        if (!any(mass > 0.0f)) continue;
+        const Floats some = first_bits(seed, position, RACE, lanes() + int32_t(i));
+        if (!any(some <= reach * mass)) continue;
+        for (int64_t j = 0; j < WIDTH; j++) {
+            if (!(mass[j] > 0 && some[j] <= reach * mass[j])) continue;
+            const double u = double(int64_t(random_bits(seed, position, RACE, i + j))) * 0x1p-53;
+            f(i + j, -std::log1p(-u) / mass[j]);
+            reach = std::max(float(best * (0x1p24 + 0x1p4)), std::numeric_limits<float>::min());
         }
     }
+}
+
+// The token whose time is the shortest, of equals the first.
+inline int64_t race_row(const float *p, int64_t n, uint64_t seed, uint64_t position) {
+    double best = std::numeric_limits<double>::infinity();
+    int64_t winner = 0;
+    race(p, n, seed, position, best, [&](int64_t token, double time) {
+        if (time < best) best = time, winner = token;
+    });
     return winner;
 }
 
-// The first `count` of the tokens in the order of their exponential times, as far as they have
-// probability.
+// The first `count` of the tokens in the order of their times, as far as they have probability.
 inline void race_children(const float *p, int64_t n, int64_t count, uint64_t seed,
                           uint64_t position, int64_t *tokens) {
-    std::vector<float> left(p, p + n);
-    for (int64_t j = 0; j < count; j++) {
-        if (std::none_of(left.begin(), left.end(), [](float x) { return x > 0; })) return;
-        tokens[j] = race_row(left.data(), n, seed, position);
-        left[tokens[j]] = 0;
-    }
+    if (count == 0) return;
+    std::vector<double> times(count, std::numeric_limits<double>::infinity());
+    race(p, n, seed, position, times.back(), [&](int64_t token, double time) {
+        const int64_t j = std::upper_bound(times.begin(), times.end(), time) - times.begin();
+        if (j == count) return;
+        for (int64_t k = count - 1; k > j; k--) times[k] = times[k - 1], tokens[k] = tokens[k - 1];
+        times[j] = time, tokens[j] = token;
+    });
 }
 
 // Draws children of a row without replacement, each from what those before have left, by uniforms

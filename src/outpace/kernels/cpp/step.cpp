@@ -544,16 +544,17 @@ void outpace_move(void *const *keys, void *const *values, int64_t layers, int64_
         }
 }
 
-// By a rule of `Rule` in kernels/rows.py.
+// By a rule of `Rule` in kernels/rows.py. Seeds and positions are for races, or null.
 void outpace_verify(int32_t rule, const float *p, const float *q, const int64_t *drafted,
                     const int64_t *parents, int64_t batch, int64_t nodes, int64_t n,
-                    const double *accept, const double *target, int64_t *path, int64_t *accepted,
-                    int64_t *tokens) {
+                    const double *accept, const double *target, const uint64_t *seeds,
+                    const int64_t *positions, int64_t *path, int64_t *accepted, int64_t *tokens) {
     for (int64_t b = 0; b < batch; b++) {
         const int64_t first = b * nodes;
         const Drafted draft{p + (first + b) * n, q ? q + first * n : nullptr, drafted + first,
                             parents + first,     accept + first,              target + first + b,
-                            nodes,               n};
+                            nodes,               n,
+                            seeds ? seeds[b] : 0, uint64_t(positions ? positions[b] : 0)};
         Kept kept{path + first};
         std::fill(kept.path, kept.path + nodes, -1);
         verify(rule, draft, kept);

@@ -25,6 +25,7 @@ constexpr int WIDTH = 4;
 typedef float Floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));
+typedef uint64_t Longs __attribute__((vector_size(4 * WIDTH)));
 typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH)));
 
 // Lets the processor's other thread work while this one waits.
@@ -65,6 +66,24 @@ inline To bits(From from) {
     std::memcpy(&to, &from, sizeof to);
     return to;
 }
+
+// Lower words times a word, whatever is in the upper ones.
+inline Longs multiply_lower(Longs a, uint32_t b) {
+    const Longs by = Longs{} + b;
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+    return (Longs)_mm512_mul_epu32((__m512i)a, (__m512i)by);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (Longs)_mm256_mul_epu32((__m256i)a, (__m256i)by);
+#elif defined(__x86_64__) || defined(_M_X64)
+    return (Longs)_mm_mul_epu32((__m128i)a, (__m128i)by);
+#elif defined(__ARM_NEON)
+    return (Longs)vmull_u32(vmovn_u64((uint64x2_t)a), vmovn_u64((uint64x2_t)by));
+#else
+    return (a & 0xFFFFFFFF) * by;
+#endif
+}
+
+inline uint64_t multiply_lower(uint64_t a, uint32_t b) { return uint64_t{uint32_t(a)} * b; }
 
 template <class V>
 inline V read(const void *at) {
@@ -145,6 +164,17 @@ inline Ints lanes() {
     Ints all;
     for (int i = 0; i < WIDTH; i++) all[i] = i;
     return all;
+}
+
+inline bool any(Ints x) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+    return _mm512_test_epi32_mask((__m512i)x, (__m512i)x);
+#else
+    const Longs some = bits<Longs>(x);
+    uint64_t all = 0;
+    for (int i = 0; i < WIDTH / 2; i++) all |= some[i];
+    return all;
+#endif
 }
 
 // WIDTH pairs of bytes as pairs of 16 bits, with their signs.

@@ -1,5 +1,6 @@
 // The rules that decide what a round keeps of one sequence's draft tree: verifiers/token.py,
-// kseq.py, traversal.py and multipath.py say what they are, and decide the same in tensors.
+// kseq.py, traversal.py, multipath.py, match.py and coupled.py say what they are, and decide the
+// same in tensors.
 //
 // Rows are float, sums double. Nothing is read of nodes that are not visited.
 #pragma once
@@ -19,6 +20,7 @@ struct Drafted {
     const double *accept;    // [nodes]
     const double *target;    // [nodes + 1]
     int64_t nodes, n;
+    uint64_t seed, position;  // of races; the position is that of the token behind the root
 
     bool holds(int64_t node) const { return parents[node] >= -1; }
     const float *row(int64_t node) const { return p + (node + 1) * n; }
@@ -146,6 +148,18 @@ inline void verify_by_token(const Drafted &d, Kept &kept) {
         });
     }
     kept.token = weights.drawn(d.target[kept.count]);
+}
+
+// Goes down along the tokens that the target wants behind each node: wanted(row, depth).
+template <class Wanted>
+void follow(const Drafted &d, Kept &kept, Wanted wanted) {
+    kept.token = wanted(d.row(-1), 0);
+    int64_t at = -1;
+    for (int64_t node = 0; node < d.nodes; node++) {
+        if (d.parents[node] != at || d.tokens[node] != kept.token) continue;
+        kept.path[kept.count++] = at = node;
+        kept.token = wanted(d.row(node), kept.count);
+    }
 }
 
 // How much mass b is hit by one of so many draws, over b.
@@ -370,11 +384,19 @@ public:
     }
 };
 
-enum Rule : int32_t { TOKEN, KSEQ, TRAVERSAL, MULTIPATH };  // as in kernels/rows.py
+enum Rule : int32_t { TOKEN, KSEQ, TRAVERSAL, MULTIPATH, MATCH, COUPLED };  // as in kernels/rows.py
 
 inline void verify(int32_t rule, const Drafted &d, Kept &kept) {
     if (rule == TOKEN) verify_by_token(d, kept);
     if (rule == KSEQ) verify_by_kseq(d, kept);
     if (rule == TRAVERSAL) Traversal<Drafted>(d, kept);
     if (rule == MULTIPATH) Traversal<ChosenPath>(ChosenPath(d), kept);
+    if (rule == MATCH)
+        follow(d, kept, [&](const float *p, int64_t depth) {
+            return draw_row(p, d.n, d.target[depth]);
+        });
+    if (rule == COUPLED)
+        follow(d, kept, [&](const float *p, int64_t depth) {
+            return race_row(p, d.n, d.seed, d.position + depth);
+        });
 }
