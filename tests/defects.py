@@ -151,8 +151,8 @@ class NoiseBySlot(Engine):
 class NoiseOfTheNeighbour(Engine):
     """Requests of a batch take each other's rows of the draft's law."""
 
-    def draft(self, running):
-        drawn = super().draft(running)
+    def draft(self, running, clock=None):
+        drawn = super().draft(running, clock)
         if not isinstance(drawn.law, Rows):
             return drawn
         return replace(drawn, law=Rows(drawn.law.q.roll(1, 0)))
@@ -161,7 +161,7 @@ class NoiseOfTheNeighbour(Engine):
 class DraftsWithAcceptanceNoise(Engine):
     """One uniform draws a draft token and decides about it."""
 
-    def draft(self, running):
+    def draft(self, running, clock=None):
         class Shared(RequestNoise):
             def at(self, stream, position, indices):
                 return super().at(Stream.ACCEPT, position, indices)
@@ -169,7 +169,7 @@ class DraftsWithAcceptanceNoise(Engine):
         for r in running:
             if not isinstance(r.noise, Shared):
                 r.noise = Shared(r.seed)
-        return super().draft(running)
+        return super().draft(running, clock)
 
 
 class RoundsInCompany(MarkovModel):

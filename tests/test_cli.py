@@ -80,7 +80,7 @@ def test_drafter_none_is_plain_decoding(base, capsys):
     [
         (["generate", "x", "--model", "no/such/place"], "does not exist"),
         (["generate", "x", "-k", "-1"], "k must be a whole number >= 0"),
-        (["generate", "x", "-k", "many"], "Invalid value for '-k'"),
+        (["generate", "x", "-k", "many"], "k must be a whole number >= 0, not 'many'"),
         (["generate", "x", "--temperature", "-1"], "temperature must be a number >= 0"),
         (["generate", "x", "--top-p", "2"], "top_p must be"),
         (["generate", "x", "--seed", "-3"], "seed must be"),
@@ -150,7 +150,7 @@ def test_bench_measures_any_drafter(pair, tmp_path, capsys):
     assert run([*arguments, "-r", "1", "-n", "8", "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert [r["mode"] for r in value["rows"]] == ["target only", "speculative"]
-    assert (value["drafter"], value["k"], value["verifier"]) == ("ngram:2", 5, "match")
+    assert (value["drafter"], value["k"], value["verifier"]) == ("ngram:2", "auto", "match")
     assert value["identical"] == 1
 
 
@@ -174,7 +174,7 @@ def test_bench_prints_the_three_ways(base, tmp_path, capsys):
 
 def test_on_a_terminal_tokens_stream_in_colour(base):
     """A real pseudo-terminal: colours by provenance, the statistics line, the whole text."""
-    command = [sys.executable, "-m", "outpace", "generate", "for i", *base, "-n", "120"]
+    command = [sys.executable, "-m", "outpace", "generate", "for i", *base, "-n", "120", "-k", "4"]
     leader, follower = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
     process = subprocess.Popen(command, stdout=follower, stderr=subprocess.DEVNULL, env=environment)

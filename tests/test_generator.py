@@ -27,7 +27,7 @@ def fast(pair):
 
 @pytest.fixture(scope="module")
 def plain(pair):
-    return outpace.load(str(pair / "target"), dtype="float32", device="cpu", max_batch=4)
+    return outpace.load(str(pair / "target"), None, dtype="float32", device="cpu", max_batch=4)
 
 
 def test_one_prompt_gives_one_result(fast):
@@ -62,8 +62,31 @@ def test_seeds(fast):
     both = fast.generate([PROMPT, PROMPT], seed=[6, 5], **options)
     assert both[1].token_ids == one.token_ids
     assert both[0].seed == 6
-    fresh = fast.generate(PROMPT, **options)
-    assert fast.generate(PROMPT, seed=fresh.seed, **options).token_ids == fresh.token_ids
+    assert fast.generate(PROMPT, **options).seed is None  # no seed would give the text again
+    assert fast.generate(PROMPT, max_new_tokens=3).seed is not None
+
+
+@pytest.mark.parametrize("verifier", ["match", "coupled", "token"])
+def test_a_seed_that_was_drawn_gives_the_text_again(pair, verifier):
+    folders = str(pair / "target"), str(pair / "draft")
+    k = 3 if verifier == "token" else "auto"
+    generator = outpace.load(*folders, k, dtype="float32", verifier=verifier)
+    options = {"temperature": 1.0, "max_new_tokens": 25, "eos_token_ids": ()}
+    fresh = generator.generate(PROMPT, **options)
+    assert generator.generate(PROMPT, seed=fresh.seed, **options).token_ids == fresh.token_ids
+
+
+def test_a_seed_gives_one_text(pair, fast):
+    """Whoever drafts, however far, or nobody. By a rule that is not for seeds it is another."""
+    options = {"temperature": 1.0, "seed": 5, "max_new_tokens": 25, "eos_token_ids": ()}
+    said = fast.generate(PROMPT, **options).token_ids
+    target, draft = str(pair / "target"), str(pair / "draft")
+    for drafter in (None, "auto", "ngram", draft, f"suffix+{draft}"):
+        for k in ("auto", 3):
+            other = outpace.load(target, drafter, k, dtype="float32")
+            assert other.generate(PROMPT, **options).token_ids == said
+    other = outpace.load(target, draft, 3, dtype="float32", verifier="token")
+    assert other.generate(PROMPT, **options).token_ids != said
 
 
 def test_every_prompt_has_its_own_parameters(fast):

@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 
 from .drafters import Blueprint, CascadeDrafter, Drafter, Setting, parse
+from .drafters.candidates import Candidate, blueprint, candidates
 from .drafters.cascade import Cascade
 from .engine import Engine
 from .engine.checks import (
+    AUTO,
     check_compatible,
     check_k,
     check_max_batch,
@@ -18,7 +20,7 @@ from .engine.checks import (
     check_request,
 )
 from .engine.pipeline import make_pipeline
-from .errors import ContextLengthError, OptionError
+from .errors import ContextLengthError, IncompatibleError, OptionError
 from .generator import Generator, Messages, Prompt, encode, numbered
 from .models.loading import (
     Compile,
@@ -69,8 +71,8 @@ class Assembly:
     def __init__(
         self,
         model: str | Path,
-        drafter: str | Path | Drafter | None = None,
-        k: int | None = None,
+        drafter: str | Path | Drafter | None = AUTO,
+        k: int | str | None = AUTO,
         *,
         verifier: str | None = None,
         tree: TreeLike | None = None,
@@ -84,19 +86,15 @@ class Assembly:
         check_k(k)
         self._check_free(drafter)
         self._k, self._max_batch = k, check_max_batch(max_batch)
-        self._draft = _blueprint(drafter)
+        self._given_rule = None if verifier is None else make_verifier(verifier)
         self._tree: Builder | None = None
-        if tree is not None:
-            self._branch(tree, verifier)
-        rule = Drafter.rule if self._draft is None else self._draft.rule
-        self.verifier = make_verifier(rule if verifier is None else verifier)
         self.remarks: list[str] = []
-        if self._draft is not None:
-            check_compatible(self._draft, self.verifier)
-            if not self.verifier.lossless:
-                self.remarks.append(
-                    f"the verifier {verifier!r} is lossy: sampled text is not the target's"
-                )
+        self.candidates: Sequence[Candidate] = ()
+        self._draft: Blueprint | None = None
+        found = isinstance(drafter, str) and drafter == AUTO
+        if not found:
+            self._draft = _blueprint(drafter)
+            self._join(tree)
         self._device = choose_device(device)
         self._dtype, self._compile, self._quantize = dtype, compile, quantize
         choose_dtype(dtype, None, self._device)
@@ -105,18 +103,49 @@ class Assembly:
         self.source = inspect_checkpoint(model)
         check_runner(self.source, self._device, compile, quantization)
         self._max_len = check_max_len(max_len, self.source.context_length)
-        if isinstance(self._tree, SequoiaBuilder) and not self._tree.trees and self._k != 0:
-            self._check_room(self._tree)
         self.tokenizer = load_tokenizer(self.source)
         self._eos = eos_token_ids(self.source, self.tokenizer)
+        if found:
+            self._draft = self._find() if k != 0 else None
+            self._join(tree)
+        if isinstance(self._tree, SequoiaBuilder) and not self._tree.trees and self._k != 0:
+            self._check_room(self._tree)
         if self._draft is not None:
             self.remarks += self.check_drafter(self._draft)
 
-    def _branch(self, tree: TreeLike, verifier: str | None) -> None:
+    def _find(self) -> Blueprint | None:
+        """Who drafts where nobody was named: all that suit the model, the machine and the rule."""
+        self.candidates = candidates(self.setting)
+        return blueprint([c for c in self.candidates if self._goes(c)])
+
+    def _goes(self, candidate: Candidate) -> bool:
+        """Whether it is exact with the rule that was given, if one was."""
+        if candidate.make is not None and self._given_rule is not None:
+            try:
+                check_compatible(candidate.make(), self._given_rule)
+            except IncompatibleError:
+                return False
+        return True
+
+    def _join(self, tree: TreeLike | None) -> None:
+        """Shape and rule for the drafter."""
+        if tree is not None:
+            self._branch(tree)
+        rule = Drafter.rule if self._draft is None else self._draft.rule
+        self.verifier = self._given_rule or make_verifier(rule)
+        if self._draft is not None:
+            check_compatible(self._draft, self.verifier)
+            if not self.verifier.lossless:
+                self.remarks.append(
+                    f"the verifier {self.verifier.name!r} is lossy: sampled text is not the "
+                    "target's"
+                )
+
+    def _branch(self, tree: TreeLike) -> None:
         """Let the drafter draft trees, whose children come about as suits the rule."""
         if self._draft is None:
             raise OptionError("a tree is for a drafter, and there is none: give one, or no tree")
-        rule = make_verifier(self._draft.rule if verifier is None else verifier)
+        rule = self._given_rule or make_verifier(self._draft.rule)
         self._tree = parse_tree(tree, rule.siblings)
         if isinstance(self._tree, SequoiaBuilder):
             check_measurable(self._draft)
@@ -148,9 +177,12 @@ class Assembly:
         Raises:
             OutpaceError: it could not.
         """
-        return drafter.check(
-            Setting(self.source, self.tokenizer, self._device, self._compile, self._quantize)
-        )
+        return drafter.check(self.setting)
+
+    @property
+    def setting(self) -> Setting:
+        """What drafters are checked for."""
+        return Setting(self.source, self.tokenizer, self._device, self._compile, self._quantize)
 
     def check(
         self,
@@ -195,7 +227,7 @@ class Assembly:
             self._k,
             tokenizer=self.tokenizer,
             eos=self._eos,
-            verifier=self.verifier,
+            verifier=self._given_rule,
             max_batch=self._max_batch,
             max_len=self._max_len,
             remarks=self.remarks,
@@ -218,8 +250,8 @@ def _blueprint(drafter: str | Path | Drafter | None) -> Blueprint | None:
 
 def load(
     model: str | Path,
-    drafter: str | Path | Drafter | None = None,
-    k: int | None = None,
+    drafter: str | Path | Drafter | None = AUTO,
+    k: int | str | None = AUTO,
     *,
     verifier: str | None = None,
     tree: TreeLike | None = None,
@@ -237,17 +269,19 @@ def load(
         model: a checkpoint folder, a hub id, or "demo" (shipped).
         drafter: a name with its options ("ngram", "suffix:nodes=32"), a smaller
             checkpoint of the same vocabulary ("demo-draft" is shipped), or a drafter
-            of one's own; None is plain decoding. `outpace drafters` lists them.
-        k: tokens drafted per round along the longest path; 0 is plain decoding,
-            None what the drafter takes by itself.
+            of one's own; None is plain decoding. `outpace drafters` lists them. "auto" takes
+            all that suit the model and the machine, of which every round takes the one that
+            pays best; `outpace drafters MODEL` says which these are.
+        k: tokens drafted per round along the longest path: "auto" takes in every round
+            what promises most tokens per second then, none at all included; a number is
+            fixed, and 0 is plain decoding; None is a number that suits the drafter.
         verifier: the rule for requests that sample: "token", the default for tokens
             that were drawn; "block", which accepts somewhat more of them; "match",
-            the default for those that were not, whose seeded texts are plain
-            decoding's, token by token; "coupled", whose seeded texts depend on
-            the target alone, too, the default for cascades, which accepts more
-            than "match"; "traversal", the default for trees that were drawn, "kseq" and
-            "multipath", for trees; "greedy", which takes requests at temperature 0 only; or
-            "typical", which is lossy: its texts are not the target's.
+            the default for those that were not; "coupled", the default for requests with a
+            seed, which then gives one text with any drafter and K, or none; "traversal", the
+            default for trees that were drawn, "kseq" and "multipath", for trees; "greedy",
+            which takes requests at temperature 0 only; or "typical", which is lossy: its texts
+            are not the target's.
         tree: what a drafter that runs a model drafts, by default chains: children per
             node by level ("4x2x1"), "chains:3,5", "sequoia:32", "dynamic:48,6",
             "opt:48", paths of ranks ([[0], [0, 0], [1]]), or a file of them. `outpace

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .drafters import Drafter
 from .engine import Engine, Request, Stats
+from .engine.checks import AUTO
 from .errors import OptionError, OutpaceError
 from .models.base import LanguageModel
 from .models.tokenizer import Tokenizer
@@ -35,7 +36,7 @@ class Generator:
         self,
         target: LanguageModel,
         drafter: Drafter | None = None,
-        k: int | None = None,
+        k: int | str | None = AUTO,
         *,
         tokenizer: Tokenizer | None = None,
         eos: Sequence[int] = (),
@@ -262,7 +263,8 @@ class Stream:
         """
         if any(r.finish_reason is None for r in self._requests):
             raise OptionError("the stream has not ended: read it to the end, or close it")
-        return [_result(r, t) for r, t in zip(self._requests, self._texts, strict=True)]
+        pairs = zip(self._requests, self._texts, strict=True)
+        return [_result(r, t, self._engine.repeats(r)) for r, t in pairs]
 
     def close(self) -> None:
         """Stop generating and free the slots; what was emitted stays in `results`."""
@@ -280,7 +282,7 @@ class Stream:
             self.close()
 
 
-def _result(request: Request, prompt: str | None) -> Result:
+def _result(request: Request, prompt: str | None, repeats: bool) -> Result:
     assert request.finish_reason is not None
     return Result(
         prompt=prompt,
@@ -288,7 +290,7 @@ def _result(request: Request, prompt: str | None) -> Result:
         token_ids=tuple(request.emitted),
         tokens=tuple(request.events),
         finish_reason=request.finish_reason,
-        seed=request.seed,
+        seed=request.seed if repeats else None,
         stats=request.stats,
         stopped_by=request.stopped_by,
         prompt_token_ids=request.prompt,

@@ -81,6 +81,7 @@ class SamplingParams:
             Special tokens are not text: end at them with `eos_token_ids`.
         eos_token_ids: ids that end the request; None takes the model's own, an
             empty tuple none at all.
+        speculate: whether anything may be drafted for it; False is plain decoding.
         on_context_full: what happens when the model runs out of positions before
             `max_new_tokens`: "stop" ends with reason "context", "error" refuses
             the request before it starts.
@@ -107,6 +108,7 @@ class SamplingParams:
     max_new_tokens: int = 256
     stop: tuple[str, ...] = ()
     eos_token_ids: tuple[int, ...] | None = None
+    speculate: bool = True
     on_context_full: Literal["stop", "error"] = "stop"
 
     def __post_init__(self) -> None:
@@ -128,10 +130,9 @@ class SamplingParams:
         object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
         object.__setattr__(self, "json_schema", _schema(self.json_schema))
         object.__setattr__(self, "transforms", _functions(self.transforms))
-        if not isinstance(self.transform_draft, bool):
-            raise OptionError(
-                f"transform_draft must be True or False, not {self.transform_draft!r}"
-            )
+        for name in ("transform_draft", "speculate"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name} must be True or False, not {getattr(self, name)!r}")
         if self.top_k is not None:
             check_whole_number("top_k", self.top_k, 1, "leave it out to keep every token")
         if self.seed is not None:
@@ -488,6 +489,10 @@ class Result:
 
     `token_ids` holds every emitted token, the EOS token or the tokens of the
     stop string included; `text` is cut before them.
+
+    Attributes:
+        seed: that gives the text again; None where none does: it was drawn without one, and
+            how it was drawn followed from measured times or from other requests.
     """
 
     prompt: str | None
@@ -495,7 +500,7 @@ class Result:
     token_ids: tuple[int, ...]
     tokens: tuple[TokenEvent, ...]
     finish_reason: FinishReason
-    seed: int
+    seed: int | None
     stats: Stats
     stopped_by: str | int | None = None
     prompt_token_ids: tuple[int, ...] = field(default=(), repr=False)

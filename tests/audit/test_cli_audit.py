@@ -106,6 +106,15 @@ def test_a_mode_alone(mode, base, capsys):
     assert value["left_out"] == {}
 
 
+def test_the_members_of_a_cascade_are_enumerated(base, capsys):
+    """Who drafts is chosen; each that may be is audited."""
+    several = [*base, *ALIKE, "--drafter", "ngram+recycling", "--mode", "exact"]
+    assert run([*several, "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["parts"]["exact"]["rounds"] >= 2
+    assert value["system"].endswith("drafter ngram+recycling, K = 2, verifier match")
+
+
 def test_modes_that_do_not_fit_are_left_out_with_a_reason(base, capsys):
     assert run([*base, *ALIKE, "--verifier", "coupled", "--no-color"]) == 0
     assert "- exact left out: the verifier 'coupled' draws with" in words(capsys.readouterr().out)
@@ -182,7 +191,6 @@ WRONG = [
     (["--tokens", "0"], "max_new_tokens"),
     (["--seed", "-1"], "--seed"),
     (["--mode", "exact", "--verifier", "coupled"], "'coupled' draws with one number"),
-    (["--mode", "exact", "--drafter", "ngram+recycling"], "'coupled' draws with one number"),
     (["--mode", "exact", "--regex", "a+"], "audit them by samples"),
     (["--drafter", "ngram", "--engine", "transformers"], "drafts with a model, not with 'ngram'"),
     (["--mode", "exact", "--engine", "transformers"], "cannot enumerate transformers"),

@@ -64,7 +64,7 @@ def test_comparison_counts(pair):
     with pytest.raises(outpace.OptionError, match="the draft model has 512"):
         compare(generator, ["x" * 600], params)
     with pytest.raises(outpace.OptionError, match="give --drafter"):
-        compare(outpace.load(str(pair / "target")), ["x"], params)
+        compare(outpace.load(str(pair / "target"), None), ["x"], params)
 
 
 def test_a_comparison_runs_past_the_end_of_text(pair):
@@ -105,7 +105,7 @@ def test_ballast_changes_cost_and_nothing_else(pair, tmp_path):
 
 def test_texts_of_one_repeat_are_forgotten_before_the_next(pair):
     """Else a drafter that remembers would draft them by heart; without forgetting it does."""
-    generator = outpace.load(str(pair / "target"), "suffix", dtype="float32", max_batch=1)
+    generator = outpace.load(str(pair / "target"), "suffix", None, dtype="float32", max_batch=1)
     params = SamplingParams(max_new_tokens=40)
 
     def accepted(repeats):

@@ -86,8 +86,6 @@ def refusal(drafter, rule) -> str | None:
         return "is not exact for drafts of"
     if not alone and rule.coupled and Independent in drafter.laws:
         return "race with the same noise"
-    if drafter.remembers and rule.lossless and not rule.invariant:
-        return "remembers other requests"
     return "takes .* only" if drafter.proposes > rule.takes else None
 
 

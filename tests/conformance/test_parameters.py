@@ -196,7 +196,7 @@ def test_a_function_that_refuses_some_texts_is_asked_about_drafts_in_vain():
         (PROMPT, params_of("a function", temperature=t, seed=i, **options))
         for i, t in enumerate((0, 0, 1, 1, 1))
     ]
-    want = run(Engine(TARGET), requests)
+    want = run(Engine(TARGET, verifier=make_verifier("match")), requests)
     got = run(make("match", 4, 3), requests)
     assert [r.emitted for r in got] == [r.emitted for r in want]
     for request in got:
@@ -218,7 +218,7 @@ def seeded(engine: Engine, **options) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("verifier", "reference"),
     [
-        ("match", lambda: Engine(TARGET, max_batch=1)),
+        ("match", lambda: make("match", 0, 1)),
         ("coupled", lambda: make("coupled", 0, 1)),
     ],
 )

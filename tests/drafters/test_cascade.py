@@ -1,8 +1,11 @@
-"""Cascades: who is taken follows from measured times, what is said does not."""
+"""Cascades: several drafters as one. Who is taken is chosen, what is said follows from no choice.
+
+How well it is chosen is tested with the controller (`tests/engine/test_controller.py`).
+"""
 
 from __future__ import annotations
 
-import functools
+import random
 
 import pytest
 import torch
@@ -11,8 +14,6 @@ import outpace
 from outpace import SamplingParams
 from outpace.drafters import (
     CascadeDrafter,
-    Commit,
-    Context,
     Drafter,
     EarlyExitDrafter,
     LookaheadDrafter,
@@ -24,11 +25,11 @@ from outpace.drafters import (
 from outpace.drafters.base import together
 from outpace.drafters.cascade import Cascade
 from outpace.engine import Engine
+from outpace.engine.control import Controller, Pick
 from outpace.models import MarkovModel
-from outpace.sampling import Warp
 from outpace.trees import chain
 from outpace.types import Draft, PointMass, Rows, Tree
-from outpace.verifiers import CoupledVerifier, TokenVerifier, make_verifier
+from outpace.verifiers import TokenVerifier, make_verifier
 
 V = 5
 CYCLE = MarkovModel(0.9 * torch.eye(V).roll(1, 1).double() + 0.1 / V)
@@ -36,185 +37,114 @@ TARGET = MarkovModel.random(V, 2, 0)
 NEAR = MarkovModel(0.7 * TARGET.table + 0.3 / V)
 
 
-class Clock:
-    """Time that passes only where it is told."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Fake(Drafter):
-    """Drafts so many tokens, all right or all wrong, in so many seconds."""
+    """Drafts so many tokens, all right or all wrong."""
 
-    def __init__(self, name, clock, seconds, right, count=3, instant=True):
-        self.name, self.instant, self.k = name, instant, count
-        self._clock, self._seconds, self.right = clock, seconds, right
-        self.asked = 0
+    def __init__(self, name, right, count=3, instant=True):
+        self.name, self.right, self.instant, self.k, self.most = name, right, instant, count, count
+        self.asked = []
 
     def draft(self, contexts, budgets, warp, noise):
-        self.asked += 1
-        self._clock.now += self._seconds
+        self.asked.append(tuple(budgets))
+        step = 1 if self.right else 2
         proposals = []
         for context, budget in zip(contexts, budgets, strict=True):
-            step = 1 if self.right else 2
             tokens = [(context.tokens[-1] + step * (i + 1)) % V for i in range(budget)]
             proposals.append((tokens, chain(len(tokens))))
         return certain(proposals, warp.device)
 
 
-class Ticking:
-    """A target whose passes take a second."""
-
-    def __init__(self, clock):
-        self._clock = clock
-
-    def __getattr__(self, name):
-        return getattr(CYCLE, name)
-
-    def forward(self, *args, **more):
-        self._clock.now += 1
-        return CYCLE.forward(*args, **more)
-
-
-def rounds(members, clock, count=400, max_batch=1):
-    """How often each member was taken, in the last half."""
-    cascade = CascadeDrafter(members, clock)
-    taken = []
-    honest = cascade._choose
-
-    engine = Engine(Ticking(clock), cascade, 3, make_verifier("greedy"), max_batch)
-
-    def choose(*args):
-        choice = honest(*args)
-        if choice is not None:
-            taken.append(choice[0][0])
-        return choice
-
-    cascade._choose = choose
-    engine.submit([0], SamplingParams(max_new_tokens=count, eos_token_ids=()))
+def run(engine, *prompts, **options):
+    given = {"eos_token_ids": ()} | options
+    requests = [engine.submit(p, SamplingParams(**given)) for p in prompts]
     while engine.busy:
         engine.step()
-    late = taken[len(taken) // 2 :]
-    return [late.count(i) / len(late) for i in range(len(members))]
+    return requests
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_who_is_right_is_taken(first):
-    clock = Clock()
-    members = [Fake("a", clock, 0.01, first), Fake("b", clock, 0.01, not first)]
-    shares = rounds(members, clock)
-    assert shares[0 if first else 1] > 0.9
+class Chance(Controller):
+    """Looks, and chooses who drafts, by chance; K is fixed."""
+
+    def __init__(self, members, fixed, seed):
+        super().__init__(members, fixed, clock=lambda: 0.0)
+        self._rng = random.Random(seed)
+
+    def again(self, slots, budgets):
+        return None
+
+    def looks(self):
+        return [i for i in self._instant if self._rng.random() < 0.7]
+
+    def choose(self, asks):
+        self._learn()
+        return [self._cut(self._any(ask), ask) for ask in asks]
+
+    def _any(self, ask):
+        able = [i for i, m in enumerate(self.members) if not m.instant or i in ask.offers]
+        member = self._rng.choice([None, *able])
+        return None if member is None else Pick(member, min(self.most, self.members[member].most))
 
 
-@pytest.mark.parametrize(("seconds", "best"), [(0.5, 1), (9.0, 0)])
-def test_a_model_is_taken_if_it_is_worth_its_time(seconds, best):
-    """Right and dear against wrong and free: 4 tokens in 1.5 seconds, or in 10, against 1 in 1."""
-    clock = Clock()
-    members = [
-        Fake("free", clock, 0.0, False),
-        Fake("dear", clock, seconds, True, instant=False),
-    ]
-    assert rounds(members, clock)[best] > 0.85
-    assert members[1].asked > 1
+def by_chance(engine, seed):
+    """An engine whose controller is such a one."""
+    chance = Chance(engine.controller.members, engine.k, seed)
+    engine.controller = engine._drafting.controller = chance
+    return engine
 
 
-def test_who_was_wrong_is_tried_again():
-    """It may have become right."""
-    clock = Clock()
-    members = [Fake("a", clock, 0.0, True, count=1), Fake("b", clock, 0.0, False, instant=False)]
-    cascade = CascadeDrafter(members, clock)
-    engine = Engine(Ticking(clock), cascade, 3, make_verifier("greedy"))
-    request = engine.submit([0], SamplingParams(max_new_tokens=3000, eos_token_ids=()))
-    while engine.busy:
-        engine.step()
-        if len(request.events) > 400:
-            members[1].right = True
-    tail = [e.depth for e in request.events[-100:]]
-    assert max(tail) == 4  # of three drafted tokens and a bonus
+def test_each_drafts_as_far_as_its_own_k_goes():
+    """And no further than was asked for."""
+    for k, longest in ((None, {2, 4}), (3, {2, 3}), (1, {1})):
+        members = [Fake("short", True, 2, instant=False), Fake("long", True, 4, instant=False)]
+        engine = by_chance(Engine(CYCLE, CascadeDrafter(members), k, max_batch=1), 0)
+        run(engine, [0], max_new_tokens=90)
+        asked = [max(b for (b,) in m.asked) for m in members]
+        assert set(asked) == longest
+        assert {n for n, count in enumerate(engine.stats.lengths) if count} >= longest
 
 
-class Alternates(Fake):
-    """By turns one right token, and three of which one is right."""
-
-    def draft(self, contexts, budgets, warp, noise):
-        self.asked += 1
-        steps = (1,) if self.asked % 2 else (1, 3, 5)
-        proposals = [
-            ([(c.tokens[-1] + s) % V for s in steps[:b]], chain(min(b, len(steps))))
-            for c, b in zip(contexts, budgets, strict=True)
-        ]
-        return certain(proposals, warp.device)
-
-
-class RightWhereAnotherIsLong(Fake):
-    other: Alternates
-
-    def draft(self, *args):
-        self.right = self.other.asked % 2 == 0
-        return super().draft(*args)
-
-
-def test_a_model_is_judged_by_rounds_of_the_same_kind():
-    """4 tokens in 1.5 seconds against 2 in 1 where the free one's proposal is long, else 1: over
-    all rounds it is the worse one."""
-    clock = Clock()
-    free = Alternates("free", clock, 0.0, None)
-    model = RightWhereAnotherIsLong("model", clock, 0.5, None, instant=False)
-    model.other = free
-    cascade = CascadeDrafter([free, model], clock)
-    engine = Engine(Ticking(clock), cascade, 3, make_verifier("greedy"), 1)
-    engine.submit([0], SamplingParams(max_new_tokens=900, eos_token_ids=()))
-    taken = {True: [], False: []}
-    while engine.busy:
-        before = model.asked
-        engine.step()
-        taken[free.asked % 2 == 0].append(model.asked - before)
-    for long, rounds in taken.items():
-        share = sum(rounds[len(rounds) // 2 :]) / len(rounds[len(rounds) // 2 :])
-        assert share > 0.8 if long else share < 0.2
+def test_who_is_right_is_taken():
+    """With nothing but what was accepted to tell them apart."""
+    for first in (True, False):
+        members = [Fake("a", first), Fake("b", not first)]
+        engine = Engine(CYCLE, CascadeDrafter(members), 3, make_verifier("greedy"), 1)
+        thinks = Controller(engine.controller.members, 3, clock=lambda: 0.0)  # in every round
+        engine.controller = engine._drafting.controller = thinks
+        run(engine, [0], max_new_tokens=400)
+        drafters = engine.stats.drafters
+        assert drafters.get("a" if first else "b", 0) > 0.9 * sum(drafters.values())
 
 
 def test_one_without_proposal_leaves_the_round_to_others():
-    engine = Engine(TARGET, CascadeDrafter([NgramDrafter(9), ModelDrafter(NEAR)]), 3)
-    engine.submit([1], SamplingParams(seed=1, temperature=1.0, max_new_tokens=4, eos_token_ids=()))
-    while engine.busy:
-        engine.step()
-    assert engine.stats.drafted_rounds == engine.stats.rounds - (engine.stats.draft_steps == 0)
-    assert engine.stats.proposed > 0
+    silent = Fake("silent", True, count=0)
+    engine = Engine(TARGET, CascadeDrafter([silent, ModelDrafter(NEAR)]), 3)
+    run(engine, [1], max_new_tokens=12)
+    assert silent.asked
+    last = engine.stats.lengths[0]  # of one token, which is not drafted for
+    assert last <= 1
+    assert engine.stats.drafted_rounds == engine.stats.rounds - last
+    assert engine.stats.drafters == {"draft model": engine.stats.drafted_rounds}
 
 
 CASCADES = {
-    "n-gram and model": lambda clock: CascadeDrafter(
-        [NgramDrafter(1, 2), ModelDrafter(NEAR)], clock
-    ),
-    "suffix and lookahead and model": lambda clock: CascadeDrafter(
-        [SuffixDrafter(capacity=999), LookaheadDrafter(3, 3, 2), ModelDrafter(NEAR)], clock
+    "n-gram and model": lambda: CascadeDrafter([NgramDrafter(1, 2), ModelDrafter(NEAR)]),
+    "suffix and lookahead and model": lambda: CascadeDrafter(
+        [SuffixDrafter(capacity=999), LookaheadDrafter(3, 3, 2), ModelDrafter(NEAR)]
     ),
 }
 
 
-class Erratic:
-    """A clock that makes every choice a matter of chance."""
-
-    def __init__(self, seed):
-        self._generator = torch.Generator().manual_seed(seed)
-        self._now = 0.0
-
-    def __call__(self):
-        self._now += float(torch.rand((), generator=self._generator)) ** 8
-        return self._now
-
-
 @pytest.mark.parametrize("cascade", CASCADES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_texts_depend_on_no_clock(cascade, temperature):
-    """By the rule that a cascade suggests, in ragged batches."""
+def test_texts_depend_on_no_choice(cascade, temperature):
+    """Of a fixed K, in ragged batches, by the rules that a cascade suggests: tokens that were
+    drawn are verified by ratio, and requests with a seed by coupled draws."""
 
-    def texts(drafter, k=5):
-        rule = CoupledVerifier() if drafter is None else None
-        engine = Engine(TARGET, drafter, k if drafter else 0, rule, 4)
+    def texts(drafter, seed=0):
+        engine = Engine(TARGET, drafter, 5 if drafter else 0, max_batch=4)
+        if drafter is not None:
+            assert engine.verifier.name == "token"
+            by_chance(engine, seed)
         requests = [
             engine.submit(
                 [i % V] * (1 + i % 3),
@@ -226,11 +156,12 @@ def test_texts_depend_on_no_clock(cascade, temperature):
         ]
         while engine.busy:
             engine.step()
+        assert drafter is None or engine.stats.accepted > 20
         return [r.emitted for r in requests]
 
     plain = texts(None)
     for seed in range(4):
-        assert texts(CASCADES[cascade](Erratic(seed))) == plain
+        assert texts(CASCADES[cascade](), seed) == plain
 
 
 class Pretending(TokenVerifier):
@@ -240,19 +171,19 @@ class Pretending(TokenVerifier):
 
 
 def test_by_another_rule_they_may():
-    """Negative control; without the pretence it is refused."""
-    with pytest.raises(outpace.IncompatibleError, match="choose 'match' or 'coupled'"):
-        Engine(TARGET, CASCADES["n-gram and model"](Erratic(0)), 5, TokenVerifier())
-    found = set()
-    for seed in range(4):
-        drafter = CASCADES["n-gram and model"](Erratic(seed))
-        engine = Engine(TARGET, drafter, 5, Pretending(), 4)
-        params = SamplingParams(temperature=1.0, seed=1, max_new_tokens=60, eos_token_ids=())
-        request = engine.submit([1, 2, 1, 2], params)
-        while engine.busy:
-            engine.step()
-        found.add(tuple(request.emitted))
-    assert len(found) > 1
+    """Negative control; without the pretence a seed is verified by another rule."""
+    kinds = {}
+    for rule in (TokenVerifier, Pretending):
+        found = set()
+        for seed in range(4):
+            engine = Engine(TARGET, CASCADES["n-gram and model"](), 5, rule(), 4)
+            by_chance(engine, seed)
+            options = {"temperature": 1.0, "seed": 1, "max_new_tokens": 60}
+            (request,) = run(engine, [1, 2, 1, 2], **options)
+            found.add(tuple(request.emitted))
+        kinds[rule] = len(found)
+    assert kinds[TokenVerifier] == 1
+    assert kinds[Pretending] > 1
 
 
 def test_drafts_of_different_laws_become_one():
@@ -267,46 +198,50 @@ def test_drafts_of_different_laws_become_one():
     assert torch.equal(both.law.q[2], torch.eye(3)[[2, 1, 0]])
 
 
-def started(members, slots=1):
-    """A cascade of fakes with contexts of one token, and what it needs for a draft."""
-    clock = Clock()
-    cascade = CascadeDrafter([make(clock) for make in members], clock)
-    contexts = [Context(slot, [0], 1) for slot in range(slots)]
-    for context in contexts:
-        cascade.open(context)
-    return cascade, contexts, Warp([SamplingParams()] * slots, V, torch.device("cpu"))
+def test_a_draft_that_is_not_taken_is_dropped_and_is_the_same_again():
+    """Who is looked at and left is told so, and proposes the same to the same text."""
 
+    class Notes(NgramDrafter):
+        def __init__(self):
+            super().__init__(1)
+            self.seen, self.dropped = {}, 0
 
-FREE = functools.partial(Fake, "free", seconds=0.01, right=True)
-DEAR = functools.partial(Fake, "dear", seconds=9.0, right=False, instant=False)
+        def propose(self, context, budget):
+            tokens, tree = super().propose(context, budget)
+            key = len(context.tokens), budget
+            assert self.seen.setdefault(key, tokens) == tokens
+            return tokens, tree
 
+        def observe(self, commits):
+            self.dropped += sum(not c.block for c in commits)
 
-def test_a_draft_that_was_dropped_is_asked_for_again_and_is_the_same():
-    cascade, contexts, warp = started([FREE, DEAR])
-    for i in range(9):  # both are known
-        cascade.draft(contexts, [3], warp, None)
-        contexts[0].tokens.append((i + 1) % V)
-        cascade.observe([Commit(0, (), block=[0])])
-    asked = cascade.members[1].asked
-    assert asked
-    drafts = set()
-    for _ in range(200):
-        drafts.add(str(cascade.draft(contexts, [3], warp, None).tokens.tolist()))
-        cascade.observe([Commit(0, ())])
-    assert len(drafts) == 1
-    assert cascade.members[1].asked == asked
+    class LooksOnly(Chance):
+        def _any(self, ask):
+            return None
+
+    first = Notes()
+    engine = Engine(TARGET, CascadeDrafter([first, Notes()]), 3, max_batch=1)
+    engine.controller = LooksOnly(engine.controller.members, 3, 0)
+    engine._drafting.controller = engine.controller
+    run(engine, [1, 2, 1, 2], max_new_tokens=40)
+    assert first.dropped > 10
+    assert engine.stats.proposed == 0
 
 
 def test_a_sequence_without_budget_teaches_nothing():
-    cascade, contexts, warp = started([DEAR, FREE], 2)
+    members = [Fake("dear", False, instant=False), Fake("free", True)]
+    engine = Engine(CYCLE, CascadeDrafter(members), 3, max_batch=2)
+    silent = engine.submit([0], SamplingParams(speculate=False, eos_token_ids=()))
+    loud = engine.submit([0], SamplingParams(eos_token_ids=()))
     for _ in range(30):
-        cascade.draft(contexts, [0, 3], warp, None)
-        for context in contexts:
-            context.tokens.append((context.tokens[-1] + 1) % V)
-        cascade.observe([Commit(slot, (), block=[0]) for slot in (0, 1)])
-    assert cascade._own[0] == {}
-    assert cascade._own[1]
-    assert cascade._idle[0] == {}
+        engine.step()
+    engine.controller._learn()
+    own = [engine.controller._estimates._open[r.place].own for r in (silent, loud)]
+    assert own[0] == {}
+    assert own[1]
+    assert silent.stats.proposed == 0
+    for r in (silent, loud):
+        engine.cancel(r)
 
 
 class Wants(NgramDrafter):
@@ -356,20 +291,6 @@ def test_what_draws_is_not_looked_at_before_it_is_taken():
     for kind in (Cascade, CascadeDrafter):
         with pytest.raises(outpace.IncompatibleError, match="say that it is not instant"):
             kind([NgramDrafter(), Hasty(NEAR)])
-
-
-def test_times_are_learned_in_mixed_batches_too():
-    """One sequence repeats itself, the other does not."""
-    clock = Clock()
-    members = [NgramDrafter(2), Fake("model", clock, 0.5, True, instant=False)]
-    cascade = CascadeDrafter(members, clock)
-    engine = Engine(Ticking(clock), cascade, 3, make_verifier("greedy"), 2)
-    for start in ([0], [3, 1, 4, 1, 0]):
-        engine.submit(start, SamplingParams(max_new_tokens=200, eos_token_ids=()))
-    while engine.busy:
-        engine.step()
-    seconds = {(kind[0], round(mean.value, 1)) for kind, mean in cascade._seconds.items()}
-    assert seconds == {(0, 1.0), (1, 1.5)}
 
 
 def test_a_model_that_sat_out_reads_what_it_missed_without_scores(monkeypatch):

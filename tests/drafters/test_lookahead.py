@@ -180,7 +180,7 @@ class IgnoresTheBudget(Checked):
 def test_a_wrong_window_or_pool_is_found_out(states, kind):
     states(kind)
     with pytest.raises(AssertionError):
-        texts(Engine(TARGET, LookaheadDrafter(4, 5, 2)), ragged(0.0))
+        texts(Engine(TARGET, LookaheadDrafter(4, 5, 2), None), ragged(0.0))
 
 
 # --- what the window writes -----------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_a_wrong_window_or_pool_is_found_out(states, kind):
 
 def grams(states, temperature: float, n: int = 5) -> list[tuple[Gram, bool]]:
     made = states(Checked)
-    texts(Engine(FIRST_ORDER, LookaheadDrafter(n, 7, 7)), ragged(temperature, 40))
+    texts(Engine(FIRST_ORDER, LookaheadDrafter(n, 7, 7), None), ragged(temperature, 40))
     return [gram for state in made for gram in state.written]
 
 
@@ -221,7 +221,7 @@ class TurnsRound(Checked):
 
 def test_what_the_target_does_not_say_is_found_out(states):
     made = states(TurnsRound)
-    texts(Engine(FIRST_ORDER, LookaheadDrafter(5, 7, 7)), ragged(1.0, 40))
+    texts(Engine(FIRST_ORDER, LookaheadDrafter(5, 7, 7), None), ragged(1.0, 40))
     assert not all(is_said(gram) for state in made for gram, slow in state.written if slow)
 
 
@@ -231,7 +231,7 @@ def test_an_n_gram_is_what_the_target_says_whatever_was_emitted(states):
 
 def test_guesses_stay_at_their_places_when_nothing_is_emitted(states):
     states(Checked)
-    texts(Engine(DOUBTFUL, LookaheadDrafter(5, 7, 7)), ragged(0.0))
+    texts(Engine(DOUBTFUL, LookaheadDrafter(5, 7, 7), None), ragged(0.0))
 
 
 # --- one by one -----------------------------------------------------------------------------
@@ -286,8 +286,9 @@ def test_an_option_that_cannot_be_is_refused(name, least):
 
 def test_k_is_as_deep_as_what_the_target_is_drafted_for():
     """On a CPU, where less is proposed."""
-    assert Engine(MarkovModel.random(4, 1, 0), LookaheadDrafter()).k == 2
-    assert Engine(MarkovModel.random(4, 1, 0), LookaheadDrafter(6)).k == 5
+    for k in (None, "auto"):
+        assert Engine(MarkovModel.random(4, 1, 0), LookaheadDrafter(), k).k == 2
+        assert Engine(MarkovModel.random(4, 1, 0), LookaheadDrafter(6), k).k == 5
     assert Engine(MarkovModel.random(4, 1, 0), LookaheadDrafter(), 7).k == 7
 
 
@@ -312,8 +313,8 @@ def test_a_failed_prefill_is_survived():
 def test_a_text_that_repeats_itself_is_drafted_far():
     params = SamplingParams(max_new_tokens=60, eos_token_ids=())
     fresh, known = (
-        Engine(CYCLE, LookaheadDrafter(5, 7, 7)),
-        Engine(CYCLE, LookaheadDrafter(5, 7, 7)),
+        Engine(CYCLE, LookaheadDrafter(5, 7, 7), None),
+        Engine(CYCLE, LookaheadDrafter(5, 7, 7), None),
     )
     (cycle,) = texts(fresh, [([0], params)])
     assert fresh.stats.tokens_per_pass > 2

@@ -121,7 +121,7 @@ def test_a_wrong_table_is_found_out(kind):
 
 def test_a_new_engine_begins_with_an_empty_table():
     drafter = RecyclingDrafter(24)
-    texts(Engine(TARGET, drafter), ragged(0.0))
+    texts(Engine(TARGET, drafter, None), ragged(0.0))
     context = Context(0, [1], 1)
     assert proposed(drafter, context, 3)[0]
     started(drafter)
@@ -269,7 +269,7 @@ def test_a_failed_prefill_is_survived():
 def test_what_the_target_said_of_one_text_helps_another():
     """Texts of a chain without memory: once every token has been seen, all is accepted."""
     drafter = RecyclingDrafter(24)
-    engine = Engine(CYCLE, drafter)
+    engine = Engine(CYCLE, drafter, None)
     texts(engine, ragged(0.0)[-1:])
     known = torch.from_numpy(drafter._table[:, 0].astype(np.int64))
     assert torch.equal(known, CYCLE.table.argmax(-1))

@@ -335,7 +335,7 @@ def per_pass(engine: Engine, params: SamplingParams = HOT) -> float:
 
 
 def test_the_same_request_again_is_drafted_from_what_it_gave_before():
-    engine = Engine(WIDE, SuffixDrafter())
+    engine = Engine(WIDE, SuffixDrafter(), None)
     assert per_pass(engine) < 1.5
     assert per_pass(engine) > 4
     assert per_pass(engine, HOT.with_seed(6)) < 1.5
@@ -343,28 +343,28 @@ def test_the_same_request_again_is_drafted_from_what_it_gave_before():
 
 def test_engines_that_share_a_memory_learn_from_each_other():
     memory = Memory(1000)
-    engines = [Engine(WIDE, SuffixDrafter(memory=memory)) for _ in range(2)]
+    engines = [Engine(WIDE, SuffixDrafter(memory=memory), None) for _ in range(2)]
     assert per_pass(engines[0]) < 1.5
     assert per_pass(engines[1]) > 4
-    assert per_pass(Engine(WIDE, SuffixDrafter())) < 1.5
+    assert per_pass(Engine(WIDE, SuffixDrafter(), None)) < 1.5
     with pytest.raises(OptionError, match="vocabulary of 60 tokens"):
         Engine(TARGET, SuffixDrafter(memory=memory))
 
 
 def test_a_file_outlives_the_engine(tmp_path):
     file = str(tmp_path / "outputs")
-    assert per_pass(Engine(WIDE, SuffixDrafter(file=file))) < 1.5
-    assert per_pass(Engine(WIDE, SuffixDrafter(file=file))) > 4
+    assert per_pass(Engine(WIDE, SuffixDrafter(file=file), None)) < 1.5
+    assert per_pass(Engine(WIDE, SuffixDrafter(file=file), None)) > 4
 
 
 def test_a_memory_that_is_too_small_forgets():
-    engine = Engine(WIDE, SuffixDrafter(capacity=64))
+    engine = Engine(WIDE, SuffixDrafter(capacity=64), None)
     per_pass(engine)
     per_pass(engine, HOT.with_seed(6))
     assert per_pass(engine) < 1.5
 
 
 def test_a_text_that_repeats_itself_is_drafted_far():
-    engine = Engine(CYCLE, SuffixDrafter())
+    engine = Engine(CYCLE, SuffixDrafter(), None)
     texts(engine, [([0], ragged(0.0)[-1][1])])
     assert engine.stats.tokens_per_pass > 2

@@ -83,6 +83,11 @@ def run(engine: Engine, requests=REQUESTS, **options) -> list[list[int]]:
     return [r.emitted for r in submitted]
 
 
+def plainly(target) -> Engine:
+    """Plain decoding, whose seeded texts are those by match."""
+    return Engine(target, verifier=make_verifier("match"))
+
+
 # --- the cache --------------------------------------------------------------------------------
 
 
@@ -274,7 +279,7 @@ def test_texts_are_plain_decodings(drafter, tree):
     wider than a vocabulary."""
     for options in SHAPED:
         for temperature in (0.0, 1.0):
-            plain = run(Engine(MARKOV), temperature=temperature, **options)
+            plain = run(plainly(MARKOV), temperature=temperature, **options)
             made = growing(DRAFTERS[drafter](), parse_tree(tree, "top"))
             engine = Engine(MARKOV, made, None, make_verifier("match"), 3)
             assert run(engine, temperature=temperature, **options) == plain
@@ -297,7 +302,7 @@ def test_common_tokens_grow_trees_in_the_drafts_own_words():
     """By intersection; its cache holds what was kept, in its own tokens."""
     target = MarkovModel.random(4, 2, 0)
     prompts = [([1, 0, 2, 3][: 1 + i % 4], {"max_new_tokens": 20 - i}) for i in range(6)]
-    plain = run(Engine(target), prompts, temperature=1.0)
+    plain = run(plainly(target), prompts, temperature=1.0)
     for tree in ("2x2x1", "chains:2,2,with", "dynamic:5,3,2,2", "chain:3"):
         drafter = growing(tli(), parse_tree(tree))
         engine = Engine(target, drafter, None, make_verifier("match"), 3)
@@ -336,14 +341,14 @@ def test_a_context_that_is_nearly_full_cuts_trees(tree):
             return made
 
         drafter.draft = seen
-        assert run(engine, requests, **options) == run(Engine(target), requests, **options)
+        assert run(engine, requests, **options) == run(plainly(target), requests, **options)
         assert {0, 1} <= set(steps) if other < own else {1, 2} <= set(steps)
 
 
 def test_constraints_hold_and_texts_are_plain_decodings(pair):
     """Of JSON and by a regular expression, whose states follow the tree."""
     target, draft = str(pair / "target"), str(pair / "draft")
-    plain = outpace.load(target, dtype="float32")
+    plain = outpace.load(target, None, verifier="match", dtype="float32")
     constraints = ({"regex": "(ab|cd)+[0-9]{2}"}, {"json_schema": {"type": "object"}})
     for tree in ("3x2", "dynamic:8,3,3,3"):
         fast = outpace.load(target, draft, tree=tree, verifier="match", dtype="float32")

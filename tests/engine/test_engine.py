@@ -57,12 +57,12 @@ requests = st.lists(
 
 
 @settings(max_examples=40)
-@given(requests, st.integers(0, 6), st.integers(1, 8))
-def test_a_request_does_not_feel_its_neighbours(batch, k, slots):
+@given(requests, st.integers(0, 6), st.integers(1, 8), st.sampled_from([None, TokenVerifier()]))
+def test_a_request_does_not_feel_its_neighbours(batch, k, slots, rule):
     """Alone or among others, in any number of slots: the same tokens."""
-    together = run(make(k, max_batch=slots), batch)
+    together = run(make(k, max_batch=slots, verifier=rule), batch)
     for request, sequence in zip(batch, together, strict=True):
-        (alone,) = run(make(k, max_batch=1), [request])
+        (alone,) = run(make(k, max_batch=1, verifier=rule), [request])
         assert alone.emitted == sequence.emitted
         assert alone.finish_reason == sequence.finish_reason
         assert [e.provenance for e in alone.events] == [e.provenance for e in sequence.events]
@@ -81,14 +81,17 @@ def test_greedy_is_plain_decoding(batch, k):
     assert [s.finish_reason for s in plain] == [s.finish_reason for s in fast]
 
 
-def test_noise_of_a_neighbour_would_be_noticed(monkeypatch):
+@pytest.mark.parametrize("rule", [None, TokenVerifier()])
+def test_noise_of_a_neighbour_would_be_noticed(monkeypatch, rule):
     """Negative control: noise keyed by the row in the batch instead of the request."""
     request = ([1], SamplingParams(temperature=1.0, seed=7, max_new_tokens=20))
     other = ([2], SamplingParams(temperature=1.0, seed=8, max_new_tokens=20))
-    honest = Engine._noise
-    monkeypatch.setattr(Engine, "_noise", lambda self, rows: honest(self, rows).flip(0))
-    (alone,) = run(make(), [request])
-    assert run(make(), [request, other])[0].emitted != alone.emitted
+    keys, noise = Engine._keys, Engine._noise
+    turned = lambda self, r: keys(self, r).select(torch.arange(len(r)).flip(0))  # noqa: E731
+    monkeypatch.setattr(Engine, "_keys", turned)
+    monkeypatch.setattr(Engine, "_noise", lambda self, rows: noise(self, rows[::-1]))
+    (alone,) = run(make(verifier=rule), [request])
+    assert run(make(verifier=rule), [request, other])[0].emitted != alone.emitted
 
 
 class TreeDrafter(ModelDrafter):

@@ -129,7 +129,7 @@ def test_every_bit_is_that_of_plain_decoding(folders, compile, dtype, quantize, 
     draft = load_model(inspect_checkpoint(folders / "draft"), dtype, "cpu", compile=compile)
     assert isinstance(target, CompiledDecoder) == compile
     requests = requests_of(temperature, 24)
-    plain = run(Engine(target, max_batch=1), requests)
+    plain = run(Engine(target, verifier=MatchVerifier(), max_batch=1), requests)
     total = Stats()
     for k in range(1, 13):
         for max_batch, some in ((8, requests), (1, requests[k % 8 : k % 8 + 1])):
@@ -163,7 +163,7 @@ def _one(spoken: Spoken, i: int) -> Spoken:
 
 def differs(target, draft, temperature=0.0, verifier=None):
     requests = requests_of(temperature, 16)
-    plain = run(Engine(target, max_batch=1), requests)
+    plain = run(Engine(target, verifier=MatchVerifier(), max_batch=1), requests)
     engine = Engine(target, ModelDrafter(draft), 5, verifier or MatchVerifier(), 8)
     return not same(run(engine, requests), plain)
 

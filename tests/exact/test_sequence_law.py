@@ -19,11 +19,13 @@ from scipy import stats
 
 from broken_rules import SharedNoise, Sound
 from defects import DropsUnlikely, Misreporting
-from outpace.drafters import ModelDrafter
+from outpace.drafters import CascadeDrafter, ModelDrafter, NgramDrafter
 from outpace.engine import Engine
+from outpace.engine.control import Controller, Pick
 from outpace.models import MarkovModel
 from outpace.sampling import RequestNoise, Stream, Warp
 from outpace.types import SamplingParams
+from outpace.verifiers import TokenVerifier
 
 FALSE_ALARM = 1e-6
 SEPARATOR, SYMBOLS = 0, (1, 2, 3)
@@ -67,7 +69,7 @@ def words(engine: Engine, count: int, temperature: float = 1.0, batch: int = 256
     """Count words over `batch` long sequences that run together."""
     per = -(-count // batch)
     params = SamplingParams(temperature=temperature, max_new_tokens=4 * per)
-    sequences = [engine.submit([SEPARATOR], params.with_seed(s)) for s in range(batch)]
+    sequences = [engine.submit([SEPARATOR], params, noise=s) for s in range(batch)]
     while engine.busy:
         engine.step()
     found: Counter = Counter()
@@ -96,6 +98,43 @@ def test_words_have_the_targets_law(k):
     assert p_value(words(engine(k), count), word_law()) > FALSE_ALARM
 
 
+class Adverse(Controller):
+    """Who drafts for a sequence and how far follows from all that was accepted of it so far, and
+    from nothing else."""
+
+    def __init__(self, members):
+        super().__init__(members, clock=lambda: 0.0)
+        self.said = Counter()
+
+    def again(self, slots, budgets):
+        return None
+
+    def emitted(self, slot, tokens):
+        super().emitted(slot, tokens)
+        self.said[slot] = self.said[slot] * 31 + tokens
+
+    def choose(self, asks):
+        self._learn()
+        return [self._cut(self._next(ask), ask) for ask in asks]
+
+    def _next(self, ask):
+        k, which = self.said[ask.slot] % 5, self.said[ask.slot] // 5 % 3
+        able = [i for i, m in enumerate(self.members) if not m.instant or i in ask.offers]
+        return Pick(able[which % len(able)], k) if k else None
+
+
+def test_words_have_the_law_whatever_a_controller_makes_of_what_was_accepted():
+    """K from 0 to 4, and now a draft model, now what the last tokens were followed by."""
+    members = [ModelDrafter(DRAFT), NgramDrafter(2)]
+    adaptive = engine("auto", CascadeDrafter(members), TokenVerifier())
+    adverse = Adverse(adaptive.controller.members)
+    adaptive.controller = adaptive._drafting.controller = adverse
+    assert p_value(words(adaptive, 25_000), word_law()) > FALSE_ALARM
+    stats = adaptive.stats
+    assert min(stats.lengths[k] for k in range(5)) > 1000
+    assert min(stats.drafters[m.name] for m in members) > 1000
+
+
 def test_words_have_the_law_at_another_temperature():
     found = words(engine(3), 25_000, temperature=0.7)
     assert p_value(found, word_law(0.7)) > FALSE_ALARM
@@ -114,8 +153,8 @@ def test_each_row_of_a_mixed_batch_has_its_own_law():
     requests = []
     for seed in range(256):
         kind, per = kinds[seed % 4], 80 if seed % 8 < 4 else 40
-        params = replace(kind, seed=seed, max_new_tokens=4 * per)
-        requests.append(mixed.submit([SEPARATOR], params))
+        params = replace(kind, max_new_tokens=4 * per)
+        requests.append(mixed.submit([SEPARATOR], params, noise=seed))
     while mixed.busy:
         mixed.step()
     for i, kind in enumerate(kinds):

@@ -182,7 +182,7 @@ def test_rates_from_where_no_round_begins_are_others():
 def by_rounds(tree: Tree, prompt: list[int], count: int) -> list[tuple[int, int]]:
     """Where each round of a greedy request begins, and what it emits."""
     drafter = ModelDrafter(NEAR, tree=StaticBuilder(tree, "top"))
-    engine = Engine(TARGET, drafter)
+    engine = Engine(TARGET, drafter, None)
     request = engine.submit(prompt, SamplingParams(max_new_tokens=count, eos_token_ids=()))
     found = []
     while engine.busy:

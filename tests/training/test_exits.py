@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 import outpace
 from outpace.cli.main import run
@@ -74,6 +75,8 @@ def test_the_command_writes_what_early_exit_takes(pair, tmp_path, capsys, refuse
     model = ["--model", str(pair / "target")]
     arguments = [*model, "--file", str(text), "--steps", "2", "--out", str(tmp_path / "a")]
     assert run(["train", "exit", "--layers", "2", *arguments]) == 0
+    with safe_open(tmp_path / "a" / "adapter.safetensors", "pt") as handle:
+        assert handle.metadata()["layers"] == "2"
     capsys.readouterr()
     options = {"max_new_tokens": 12, "eos_token_ids": ()}
     target = str(pair / "target")

@@ -220,7 +220,7 @@ def test_what_cannot_be_is_refused_before_weights_are_read(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--tree", "4x2"], "a tree is for a drafter, and there is none"),
+        (["--tree", "4x2", "--drafter", "none"], "a tree is for a drafter, and there is none"),
         (["--tree", "4x2", "--drafter", "ngram"], "the drafter 'ngram' takes no tree"),
         (["--tree", "[[1]]", "--drafter", "DRAFT"], "there is [1] but not [0] before it"),
         (["--tree", "4x2", "--drafter", "DRAFT", "--verifier", "block"], "takes chains only"),

@@ -6,23 +6,24 @@ for drafts with all noise there is, its target scores each of them, and its rule
 enumerated over them (`enumeration`): what comes out is the law of the round to the
 last digit, to be held against plain scoring by the target alone. So a stale cache
 is seen as well as a wrong rule or a draft that was not drawn from the law that it
-reports. For narrow vocabularies, or wide ones under a small top-k: the number of
-drafts is that of the choices to the power K.
+reports. Where K or who drafts is chosen from round to round, every choice is enumerated,
+for K up to `LONGEST`: it is made before anything is drawn. For narrow vocabularies, or
+wide ones under a small top-k: the number of drafts is that of the choices to the power K.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..drafters.base import Commit
-from ..engine import Engine
+from ..drafters.base import Commit, Drafter
+from ..engine import Engine, members_of
 from ..engine.request import Request
 from ..errors import OptionError
 from ..models.tokenizer import Tokenizer
@@ -53,6 +54,9 @@ STATES: tuple[Behind, ...] = ("prompt", "rejection", "full acceptance")
 
 ROUNDS = 4
 """That a text goes on for, to come behind what is wanted."""
+
+LONGEST = 4
+"""K up to which drafts are enumerated where every round takes its own."""
 
 TRIES = 32
 """Texts, each of a seed of its own."""
@@ -104,8 +108,9 @@ class _Plain:
         params: SamplingParams,
         doubt: float,
     ) -> None:
-        self._scorer, self._prompt, self._text, self._params = scorer, prompt, text, params
-        self._doubt = doubt
+        self._scorer, self._prompt, self._text = scorer, prompt, text
+        self.params, self.doubt = params, doubt
+        self.ends = frozenset(scorer.eos_of(params))
         self._rows: dict[tuple[int, ...], Tensor] = {}
         self.largest = 0.0
         """Of the logits."""
@@ -115,7 +120,7 @@ class _Plain:
             self._score([prefix])
         return self._rows[prefix]
 
-    def read(self, length: int, ends: frozenset[int]) -> None:
+    def read(self, length: int) -> None:
         """Score every prefix of fewer tokens that the target can emit, many at once."""
         level: list[tuple[int, ...]] = [()]
         for _ in range(length):
@@ -124,12 +129,12 @@ class _Plain:
                 (*prefix, token)
                 for prefix in level
                 for token in self._rows[prefix].nonzero().flatten().tolist()
-                if token not in ends
+                if token not in self.ends
             ]
 
     def _score(self, prefixes: Sequence[tuple[int, ...]]) -> None:
         behind = [(*self._text, *prefix) for prefix in prefixes]
-        rows = self._scorer.rows_behind(self._prompt, behind, self._params)
+        rows = self._scorer.rows_behind(self._prompt, behind, self.params)
         for prefix, (logits, law) in zip(prefixes, rows, strict=True):
             if not law.any():
                 raise OptionError(
@@ -141,11 +146,11 @@ class _Plain:
 
     def _check_boundary(self, logits: Tensor) -> None:
         """Whether rounding can tell which tokens are in the top k."""
-        k = self._params.top_k or len(logits)
+        k = self.params.top_k or len(logits)
         best = logits.topk(min(k + 1, len(logits))).values
         size = float(best.nan_to_num(neginf=0).abs().max())
         self.largest = max(self.largest, size)
-        if k < len(best) and self._doubt and best[k - 1] - best[k] <= self._doubt * size:
+        if k < len(best) and self.doubt and best[k - 1] - best[k] <= self.doubt * size:
             raise OptionError(
                 f"tokens tie at the boundary of top_k = {k}, but for what rounding may turn over: "
                 "choose another, or audit by samples"
@@ -176,40 +181,87 @@ def audit_rounds(
     check_enumerable(engine, params)
     if not prompts:
         raise OptionError("an audit needs at least one prompt")
-    ends, doubt = frozenset(scorer.eos_of(params)), _doubt(engine)
-    errors, drafts, impossible, largest = [], 0, 0, 0.0
-    reached: set[Behind] = set()
-    for prompt in prompts:
-        for state in behind:
-            stand = partial(engine.submit, prompt, eos=scorer.eos, tokenizer=tokenizer)
-            with _standing(engine, stand, replace(params, seed=seed), state) as text:
-                if text is None:
-                    continue
-                drafted = _drafted(engine)
-                if not any(d.nodes for d in drafted):
-                    continue  # nothing to judge
-                drafts += sum(map(len, drafted))
-                reached.add(state)
-                try:
-                    law = round_law(engine.verifier, drafted)
-                except NotEnumerableError as error:
-                    return Exact(1, drafts, None, 0.0, entangled=str(error))
-                longest = max(max(d.tree.depths, default=0) for d in drafted) + 1
-                p = _Plain(scorer, prompt, text, params, doubt)
-                p.read(longest, ends)
-                largest = max(largest, p.largest)
-                errors.append(worst_error(law, p, longest, ends))
-                impossible += len(impossible_at_zero(engine.verifier, drafted))
-    absent = tuple(state for state in behind if state not in reached)
-    if not errors:
+    found = _Found()
+    for drafter, k in choices_of(engine):
+        with engine.fixed(k, drafter=drafter):
+            check_enumerable(engine, params)
+            doubt = _doubt(engine)
+            for prompt in prompts:
+                stand = partial(engine.submit, prompt, eos=scorer.eos, tokenizer=tokenizer)
+                for state in behind:
+                    with _standing(engine, stand, replace(params, seed=seed), state) as text:
+                        if text is None:
+                            continue
+                        plain = _Plain(scorer, prompt, text, params, doubt)
+                        try:
+                            _enumerate(engine, plain, state, found)
+                        except NotEnumerableError as error:
+                            return Exact(1, found.drafts, None, 0.0, entangled=str(error))
+    absent = tuple(state for state in behind if state not in found.reached)
+    if not found.errors:
         raise OptionError(
             f"no round behind a {' or a '.join(absent)} came about: choose other prompts or "
             "parameters, or audit by samples"
         )
+    return Exact(
+        len(found.errors),
+        found.drafts,
+        max(found.errors),
+        _tolerance(engine) + found.rounding,
+        found.impossible,
+        absent=absent,
+        lengths=tuple(sorted(found.lengths)),
+    )
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was enumerated so far; see `Exact`.
+
+    Attributes:
+        rounding: what the target's rows may add to the precision.
+    """
+
+    errors: list[float] = field(default_factory=list)
+    drafts: int = 0
+    impossible: int = 0
+    rounding: float = 0.0
+    reached: set[Behind] = field(default_factory=set)
+    lengths: set[int] = field(default_factory=set)
+
+
+def _enumerate(engine: Engine, p: _Plain, state: Behind, found: _Found) -> None:
+    """The round that the engine stands before.
+
+    Raises:
+        NotEnumerableError: noise is used for two purposes.
+    """
+    drafted = _drafted(engine)
+    if not any(d.nodes for d in drafted):
+        return  # nothing to judge
+    found.drafts += sum(map(len, drafted))
+    found.reached.add(state)
+    found.lengths.add(engine.k)
+    law = round_law(engine.verifier, drafted)
+    longest = max(max(d.tree.depths, default=0) for d in drafted) + 1
+    p.read(longest)
+    found.errors.append(worst_error(law, p, longest, p.ends))
+    found.impossible += len(impossible_at_zero(engine.verifier, drafted))
     # Each row's logarithms may be off by twice the doubt of its logits.
-    rounding = 2 * (engine.k + 1) * doubt * largest / min(1.0, params.temperature)
-    tolerance = _tolerance(engine) + rounding
-    return Exact(len(errors), drafts, max(errors), tolerance, impossible, absent=absent)
+    rounding = 2 * (engine.k + 1) * p.doubt * p.largest / min(1.0, p.params.temperature)
+    found.rounding = max(found.rounding, rounding)
+
+
+def choices_of(engine: Engine) -> list[tuple[Drafter, int]]:
+    """Who may draft in a round, and how far, as far as it is enumerated."""
+    if engine.drafter is None:
+        return []
+    members = members_of(engine.drafter)
+    if engine.auto:
+        return [(m, k) for m in members for k in range(1, min(LONGEST, m.most, engine.k) + 1)]
+    if len(members) == 1:
+        return [(members[0], engine.k)]
+    return [(m, min(m.k, engine.k)) for m in members]
 
 
 @contextmanager

@@ -138,6 +138,7 @@ class Exact:
         entangled: how noise of one purpose was seen to serve another.
         absent: what no round lay behind ("rejection", "full acceptance"), though it was tried.
         narrowed: the top_k that was put in place of the one asked for.
+        lengths: K of the rounds.
     """
 
     rounds: int
@@ -148,6 +149,7 @@ class Exact:
     entangled: str = ""
     absent: tuple[str, ...] = ()
     narrowed: int | None = None
+    lengths: tuple[int, ...] = ()
 
     @property
     def sound(self) -> bool:
@@ -159,7 +161,8 @@ class Exact:
         if self.impossible:
             return f"not the target's: {self.impossible} texts of probability 0 at noise 0"
         under = "" if self.narrowed is None else f" under top_k = {self.narrowed}"
-        counted = f"{self.rounds} rounds ({self.drafts} drafts){under}"
+        of = f" of K = {self.lengths[0]} to {self.lengths[-1]}" if len(self.lengths) > 1 else ""
+        counted = f"{self.rounds} rounds{of} ({self.drafts} drafts){under}"
         said = f"{counted} deviate by {self.error:.1e} at most"
         if not self.sound:
             return f"not the target's law: {said}, beyond the precision of {self.tolerance:.0e}"

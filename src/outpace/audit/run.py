@@ -11,7 +11,7 @@ from ..errors import OptionError
 from ..generator import Generator
 from ..models.loading import Progress
 from ..types import SamplingParams
-from .exact import audit_rounds
+from .exact import audit_rounds, choices_of
 from .greedy import audit_greedy
 from .report import Report
 from .sampled import audit_samples
@@ -130,9 +130,10 @@ def _exact(
         raise OptionError("only generators of outpace can be enumerated, others by samples")
     engine, tokenizer = generator.engine, generator.tokenizer
     choices = min(params.top_k or engine.target.vocab_size, engine.target.vocab_size)
-    few = math.floor(NARROWED_DRAFTS ** (1 / max(1, engine.k)) + 1e-9)
+    k = max((k for _, k in choices_of(engine)), default=1)
+    few = math.floor(NARROWED_DRAFTS ** (1 / max(1, k)) + 1e-9)
     few = min(max(few, 2), MOST_CHOICES)
-    narrowed = few if choices**engine.k > MANY_DRAFTS and few < choices else None
+    narrowed = few if choices**k > MANY_DRAFTS and few < choices else None
     params = params if narrowed is None else replace(params, top_k=narrowed)
     found = audit_rounds(engine, scorer, prompts[:1], params, seed=seed, tokenizer=tokenizer)
     return replace(found, narrowed=narrowed)

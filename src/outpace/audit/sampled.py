@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 from ..errors import ContextLengthError, EndpointError, OptionError
@@ -98,7 +99,7 @@ def audit_samples(
             "the draft model's context"
         )
     if system.takes_seeds:
-        found = replace(found, repeated=_repeat(system, prompts[0], params, seed))
+        found = replace(found, repeated=_repeat(_seeded(system), prompts[0], params, seed))
     return found
 
 
@@ -143,6 +144,14 @@ def _drafted_rounds(system: System) -> int | None:
 def _parts(count: int, prompts: int, done: int) -> list[int]:
     """How many of the next samples each prompt gets."""
     return [len(range((n - done) % prompts, count, prompts)) for n in range(prompts)]
+
+
+def _seeded(system: System) -> System:
+    """The same for requests that ask for their seeds."""
+    if isinstance(system, GeneratorSystem):
+        system = copy(system)
+        system.seeded = True
+    return system
 
 
 def _repeat(

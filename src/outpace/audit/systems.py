@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
-from ..generator import Generator
+from ..generator import Generator, Stream
 from ..types import SamplingParams
 
 
@@ -32,20 +33,38 @@ class System(Protocol):
 
 
 class GeneratorSystem:
-    """A generator of ours, with its drafter, K and verifier."""
+    """A generator of ours, with its drafter, K and verifier.
+
+    Args:
+        seeded: whether samples are those of requests that ask for their seeds, which may be
+            verified by a rule of their own, see `Engine`. By default they are those of
+            requests that ask for none, though their noise is that of the seeds.
+    """
 
     takes_seeds = True
 
-    def __init__(self, generator: Generator, name: str = "") -> None:
-        self.generator = generator
+    def __init__(self, generator: Generator, name: str = "", seeded: bool = False) -> None:
+        self.generator, self.seeded = generator, seeded
         engine = generator.engine
-        drafter = engine.drafter
-        drafted = f"drafter {drafter.name}, K = {engine.k}" if drafter else "plain decoding"
+        drafter, k = engine.drafter, "auto" if engine.auto else engine.k
+        drafted = f"drafter {drafter.name}, K = {k}" if drafter else "plain decoding"
         self.name = name or f"outpace, {drafted}, verifier {engine.verifier.name}"
 
     def sample(
         self, prompt: Sequence[int], params: SamplingParams, seeds: Sequence[int]
     ) -> list[list[int]]:
-        prompts = [list(prompt)] * len(seeds)
-        results = self.generator.generate(prompts, params=params, seed=list(seeds))
-        return [list(result.token_ids) for result in results]
+        generator, engine = self.generator, self.generator.engine
+        requests = [
+            engine.submit(
+                prompt,
+                replace(params, seed=seed if self.seeded else None),
+                eos=generator.eos_token_ids,
+                tokenizer=generator.tokenizer,
+                noise=seed,
+            )
+            for seed in seeds
+        ]
+        with Stream(engine, requests, [None] * len(seeds), many=True) as stream:
+            for _ in stream:
+                pass
+            return [list(result.token_ids) for result in stream.results]

@@ -154,7 +154,7 @@ def audit(
             raise OptionError("--plot shows samples: add --mode sampled, at a temperature above 0")
         check_path(plot)
     texts = common.prompts_of(prompt_file, prompts)
-    name = common.drafter_for(model, drafter)
+    name = common.drafter_for(model, drafter, None)
     if not ours and (prompt_lookup is not None or early_exit is not None):
         name = None
     if ours and (name is None or k == 0):

@@ -23,10 +23,10 @@ def bench(
     repeats: Annotated[int, typer.Option("--repeats", "-r", help="Runs per prompt.")] = 3,
     model: common.Model = "demo",
     drafter: common.DrafterName = None,
-    k: common.DraftLength = None,
+    k: common.DraftLength = "auto",
     verifier: common.VerifierName = None,
     tree: common.TreeName = None,
-    seed: common.Seed = 0,
+    seed: common.Seed = None,
     max_new_tokens: common.MaxNewTokens = 128,
     dtype: common.Dtype = None,
     device: common.Device = None,
@@ -45,7 +45,7 @@ def bench(
     if repeats < 1:
         raise OptionError("--repeats must be at least 1")
     name = common.drafter_for(model, drafter)
-    if name is None or k == 0:
+    if name is None or common.draft_length(k) == 0:
         raise OptionError("bench measures a drafter: give --drafter and -k 1 or more")
     texts = common.prompts_of(prompt_file, prompts)
     generator = common.load_with_bar(
@@ -65,7 +65,7 @@ def bench(
         found = compare(generator, texts, params, repeats, advance)
     if as_json:
         engine, target = generator.engine, generator.engine.target
-        setting = {"model": model, "drafter": name, "k": engine.k}
+        setting: dict[str, Any] = {"model": model, "drafter": name, "k": common.draft_length(k)}
         setting |= {"verifier": engine.verifier.name}
         setting |= {"temperature": params.temperature, "quantize": quantize}
         machine = {"device": str(target.device), "dtype": str(target.dtype).removeprefix("torch.")}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..assembly import Assembly
+    from ..engine.control import Report
     from ..engine.stats import Stats
     from ..generator import Generator
 
@@ -32,13 +33,13 @@ DrafterName = Annotated[
         "--drafter",
         "-d",
         help="A name (see 'outpace drafters'), a draft model's folder or hub id, or 'none'; "
-        "by default demo-draft for the demo model, else none.",
+        "by default all that suit model and machine ('auto').",
     ),
 ]
 DraftLength = Annotated[
-    int | None,
+    str,
     typer.Option(
-        "-k", "--k", help="Tokens drafted per round; 0: plain; by default the drafter's own."
+        "-k", "--k", help="Tokens drafted per round; 0: plain; 'auto': as many as pay, every round."
     ),
 ]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy decoding.")]
@@ -48,7 +49,7 @@ VerifierName = Annotated[
         "--verifier",
         help="Rule for sampled requests: token, block, match, coupled, greedy; for trees also "
         "traversal, kseq, multipath; typical is lossy. By default token, for drawn trees "
-        "traversal, match for drafts that are not drawn, coupled for cascades.",
+        "traversal, match for drafts that are not drawn; coupled with a seed.",
     ),
 ]
 TreeName = Annotated[
@@ -197,17 +198,29 @@ def with_sampling(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..
 _TYPES = {"Mapping": Mapping, "Any": Any}
 
 
-def drafter_for(model: str, drafter: str | None) -> str | None:
-    """The drafter as given; by default the shipped draft for the shipped target."""
+def drafter_for(model: str, drafter: str | None, default: str | None = "auto") -> str | None:
+    """The drafter as given; by default whoever suits.
+
+    Args:
+        default: None where a single one is needed: the shipped draft for the shipped target.
+    """
     if drafter is None:
-        return "demo-draft" if model == "demo" else None
+        return default or ("demo-draft" if model == "demo" else None)
     return None if drafter == "none" else drafter
+
+
+def draft_length(k: str) -> int | str:
+    """A number where one was given; whether there is such a K is checked when it is loaded."""
+    try:
+        return int(k)
+    except ValueError:
+        return k
 
 
 def load_with_bar(
     model: str,
     drafter: str | None,
-    k: int | None,
+    k: int | str | None,
     dtype: str | None,
     device: str | None,
     check: Callable[[Assembly], object] = lambda assembly: None,
@@ -226,7 +239,10 @@ def load_with_bar(
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()
     wanted: Any = "auto" if compile is None else compile
-    assembly = Assembly(model, drafter, k, dtype=dtype, device=device, compile=wanted, **options)
+    length = draft_length(k) if isinstance(k, str) else k
+    assembly = Assembly(
+        model, drafter, length, dtype=dtype, device=device, compile=wanted, **options
+    )
     check(assembly)
     for remark in assembly.remarks:
         print(f"outpace: note: {remark}", file=sys.stderr)
@@ -291,8 +307,8 @@ def describe(stats: Stats) -> str:
     return " · ".join(parts)
 
 
-def print_stats(stats: Stats, console: Console) -> None:
-    """Every figure of the glossary, as a small table."""
+def print_stats(stats: Stats, console: Console, report: Report | None = None) -> None:
+    """Every figure of the glossary, as a small table, and why it was drafted so."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -301,6 +317,8 @@ def print_stats(stats: Stats, console: Console) -> None:
         ("tokens/s", f"{stats.tokens_per_second:.1f}"),
         ("rounds (target passes)", str(stats.rounds)),
         ("tokens per pass", f"{stats.tokens_per_pass:.2f}"),
+        ("rounds by K", _counts(dict(enumerate(stats.lengths)))),
+        ("rounds by drafter", _counts(stats.drafters)),
         ("acceptance rate", percent(stats.acceptance_rate)),
         ("full-accept fraction", percent(stats.full_accept_fraction)),
         ("α by depth", " ".join(f"{a:.2f}" for a in stats.alpha) or "-"),
@@ -313,6 +331,13 @@ def print_stats(stats: Stats, console: Console) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
+    if report is not None:
+        console.print(str(report), markup=False, highlight=False)
+
+
+def _counts(counts: Mapping[Any, int]) -> str:
+    """Of what there was how much."""
+    return " · ".join(f"{name}: {count}" for name, count in counts.items() if count) or "-"
 
 
 def prompts_of(path: str | None, count: int) -> list[str]:

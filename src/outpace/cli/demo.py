@@ -18,9 +18,9 @@ def find_files(top, suffix):
 
 def demo(
     prompt: Annotated[str, typer.Argument(help="Python to continue.")] = PROMPT,
-    k: common.DraftLength = 4,
+    k: common.DraftLength = "auto",
     temperature: common.Temperature = 0.0,
-    seed: common.Seed = 0,
+    seed: common.Seed = None,
     max_new_tokens: common.MaxNewTokens = 96,
     no_color: common.NoColor = False,
 ) -> None:

@@ -28,7 +28,7 @@ def generate(
     ] = None,
     model: common.Model = "demo",
     drafter: common.DrafterName = None,
-    k: common.DraftLength = None,
+    k: common.DraftLength = "auto",
     verifier: common.VerifierName = None,
     tree: common.TreeName = None,
     seed: common.Seed = None,
@@ -97,7 +97,10 @@ def generate(
     if stats:
         from rich.console import Console
 
-        common.print_stats(stream.results[0].stats, Console(stderr=True, no_color=no_color))
+        controller = generator.engine.controller
+        report = None if controller is None else controller.report()
+        console = Console(stderr=True, no_color=no_color)
+        common.print_stats(stream.results[0].stats, console, report)
 
 
 def _prompt(prompt: str | None, file: str | None) -> str:

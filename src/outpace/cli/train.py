@@ -136,7 +136,7 @@ def exit_adapter(
     with _Bar(console, f"exit behind layer {layers}", steps) as bar:
         target, source = generator.engine.target, inspect_checkpoint(model)
         adapter = train_adapter(target, source, np.array(tokens), config, bar.report)
-    write_adapter(adapter, out)
+    write_adapter(adapter, out, layers)
     console.print(f"wrote {out}: draft with early-exit:{layers},{out}")
 
 

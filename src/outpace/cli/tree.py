@@ -82,7 +82,7 @@ def tree(
     builder = parse_tree(tree)
     SamplingParams(temperature=temperature, seed=seed, max_new_tokens=max_new_tokens)
     measured = measure or isinstance(builder, SequoiaBuilder)
-    name = common.drafter_for(model, drafter)
+    name = common.drafter_for(model, drafter, None)
     _check(tree, builder, prompt, measured, max_new_tokens, name)
     _check_files(out, picture)
     found: dict[str, Any] = {"tree": tree}

@@ -70,6 +70,7 @@ class Drafter:
         taps: target layers whose output it wants to see.
         tops: how many of the target's likeliest tokens it wants to see per row.
         k: the draft length it takes where none is asked for.
+        most: the longest path worth asking for where K follows from measurements.
         rule: the verifier that suits it. By default that is `match`: tokens that were
             not drawn pass as often by it as by any, and its seeded texts are plain
             decoding's.
@@ -80,6 +81,10 @@ class Drafter:
             would not be exact: it goes with `match` and `coupled`.
         begun: the share of the target's layers that have run over a draft when it is done.
         draws: numbers that a draft is drawn with, at most, if they are more than K.
+        whole: whether what it proposes must be taken as it is, or not at all.
+        reads: whether it has a state of its own, and must read a text before it drafts.
+        cost: what a drafted token may cost, of a target pass; known once it has started, and
+            replaced by what is measured.
         requires: what it needs of a target or a machine, in a few words.
     """
 
@@ -90,11 +95,15 @@ class Drafter:
     taps: tuple[int, ...] = ()
     tops: int = 0
     k: int = 4
+    most: int = 16
     rule: str = "match"
     instant: bool = True
     remembers: bool = False
     begun: float = 0.0
     draws: int = 0
+    whole: bool = False
+    reads: bool = True
+    cost: float = 0.0
     members: Sequence[Drafter] = ()
     """The drafters that it is made of."""
     taken: bool = False
@@ -178,10 +187,15 @@ class Drafter:
         """
         raise NotImplementedError
 
-    def observe(self, commits: Sequence[Commit]) -> None:
-        """The round is over; the contexts already hold what it emitted.
+    def catch_up(self, contexts: Sequence[Context]) -> None:
+        """Read what it lacks of these texts, as it is about to draft; `draft` does so, too."""
 
-        A commit without block drops the last draft: the round goes on with another.
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """A round is over that it drafted in; the contexts already hold what it emitted.
+
+        A commit without block drops the last draft: the round goes on with another. Who has
+        taps is told of every round, and who has tops of those that it was looked at in, with
+        the block that was scored. Others find in the context what came without them.
         """
 
     def close(self, slot: int) -> None:

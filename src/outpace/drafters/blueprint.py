@@ -91,19 +91,22 @@ class Checkpoint:
 
     Args:
         path: folder, hub id, or a shipped model's name.
+        name: what to call it; by default the same.
     """
 
     laws: tuple[type[Law], ...] = ModelDrafter.laws
     proposes = ModelDrafter.proposes
     k = ModelDrafter.k
+    most = ModelDrafter.most
     rule = ModelDrafter.rule
     instant = ModelDrafter.instant
     remembers = ModelDrafter.remembers
     draws = ModelDrafter.draws
     builder: Builder | None = None
 
-    def __init__(self, path: str | Path) -> None:
-        self.name = str(path)
+    def __init__(self, path: str | Path, name: str | None = None) -> None:
+        self.name = str(path) if name is None else name
+        self._path = path
         self._source: Source
         self._compile: Compile = "auto"
 
@@ -121,7 +124,7 @@ class Checkpoint:
             ) from error
 
     def _find(self, setting: Setting) -> None:
-        self._source = inspect_checkpoint(self.name)
+        self._source = inspect_checkpoint(self._path)
         self._compile = setting.compile
         check_runner(self._source, setting.device, setting.compile, None)
 

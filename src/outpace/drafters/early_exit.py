@@ -11,25 +11,41 @@ How much is accepted depends on whether the target was trained to exit early.
 Where it was not, an adapter may help: a small layer behind the exit, in a folder
 with `adapter.safetensors` that holds `norm.weight` [H] and `proj.weight` [H, H]; what
 it gives, W norm(h), is added to the states before the target's final norm.
+
+What a checkpoint was trained for it may say itself: see `trained_exit`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ..errors import CheckpointError, IncompatibleError, first_line
+from ..errors import CheckpointError, IncompatibleError, OptionError, first_line
 from ..models.base import Adapter, LanguageModel
 from ..models.cache import SlotCache
+from ..models.checkpoint import read_json
+from ..models.loading import Source
 from ..sampling import DraftNoise, Warp
 from ..trees import chain
 from ..types import Draft, Resume, check_whole_number
 from .base import Context
 from .blueprint import Setting, path_of
 from .own import OwnDrafter, check_layered, layered
+
+ADAPTER = "adapter.safetensors"
+
+LAYERSKIP = {
+    "layerskip-llama2-7b": 4,
+    "layerskip-llama2-70b": 10,
+    "layerskip-llama3-8b": 4,
+    "layerskip-llama3.2-1b": 4,
+}
+"""Checkpoints of LayerSkip's authors, and the exits that they measured them with
+(https://huggingface.co/blog/layerskip). The checkpoints themselves do not say so."""
 
 
 class EarlyExitDrafter(OwnDrafter):
@@ -108,7 +124,7 @@ def read_adapter(folder: Path) -> Adapter:
     from safetensors.torch import load_file
 
     try:
-        tensors = load_file(folder / "adapter.safetensors")
+        tensors = load_file(folder / ADAPTER)
         adapter = Adapter(tensors["norm.weight"], tensors["proj.weight"])
     except Exception as error:
         raise CheckpointError(
@@ -121,3 +137,70 @@ def read_adapter(folder: Path) -> Adapter:
             f"norm.weight {list(adapter.norm.shape)}: they must be [H, H] and [H]"
         )
     return adapter
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedExit:
+    """An exit that a checkpoint was trained for.
+
+    Attributes:
+        layers: how many draft.
+        adapter: the folder of its adapter, if it has one.
+        says: what tells so, in a few words.
+    """
+
+    layers: int
+    adapter: Path | None
+    says: str
+
+
+def trained_exit(source: Source) -> TrainedExit | None:
+    """The exit that a checkpoint was trained for, if anything tells of one.
+
+    That is an adapter in its folder which names its exit, as `outpace train exit` writes it, else
+    `assistant_early_exit` in `generation_config.json`, else the name of a checkpoint that is known.
+    No weights are read.
+
+    Raises:
+        CheckpointError: there is an adapter that cannot be read, or a configuration.
+        OptionError: what it names is no number of layers.
+    """
+    if (source.folder / ADAPTER).is_file():
+        layers = _exit_of_adapter(source)
+        return TrainedExit(layers, source.folder, "an adapter lies in its folder")
+    path = source.folder / "generation_config.json"
+    named: Any = read_json(path).get("assistant_early_exit") if path.is_file() else None
+    if named is not None:
+        layers = check_whole_number("assistant_early_exit", named, 1, "that draft")
+        return TrainedExit(layers, None, "its generation_config.json names this exit")
+    parts = (source.name, *source.folder.absolute().parts[-3:])
+    for part in parts:
+        layers = LAYERSKIP.get(part.replace("--", "/").rpartition("/")[2].lower(), 0)
+        if layers:
+            return TrainedExit(layers, None, "LayerSkip's authors measured it with this exit")
+    return None
+
+
+def _exit_of_adapter(source: Source) -> int:
+    from safetensors import safe_open
+
+    path = source.folder / ADAPTER
+    try:
+        with safe_open(path, framework="pt") as handle:
+            said = (handle.metadata() or {}).get("layers", "")
+            shape = handle.get_slice("norm.weight").get_shape()
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({first_line(error)}): write it again"
+        ) from error
+    if not said.isdecimal():
+        raise OptionError(
+            f"{path} does not say which exit it is for: draft with "
+            f"'early-exit:LAYERS,{source.folder}'"
+        )
+    if source.lean is not None and shape != [source.lean.hidden_size]:
+        raise CheckpointError(
+            f"{path} is for states of {shape[0]} numbers, the target's have "
+            f"{source.lean.hidden_size}: give one that was trained for this target"
+        )
+    return int(said)

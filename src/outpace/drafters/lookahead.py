@@ -52,6 +52,7 @@ class LookaheadDrafter(CertainDrafter):
     name = "lookahead"
     proposes = Shape.TREE
     tops = 1
+    whole = True  # the window is part of what it proposes
 
     def __init__(
         self, n: int | None = None, window: int | None = None, guesses: int | None = None
@@ -70,7 +71,7 @@ class LookaheadDrafter(CertainDrafter):
         n, window, guesses = (
             d if x is None else x for x, d in zip(self._given, default, strict=True)
         )
-        self.k = max(n - 1, window + n - 3)  # as deep as the n-grams and the window are
+        self.k = self.most = max(n - 1, window + n - 3)  # as deep as the n-grams and the window are
         self._sizes = n, window, guesses
         return self._sizes
 
@@ -115,6 +116,10 @@ class _State:
         ]
 
     def propose(self, budget: int) -> tuple[list[int], Tree]:
+        missed = len(self._context.tokens) - self._seen
+        if missed:  # rounds that it sat out
+            self._seen += missed
+            self._move(missed, None)
         self._learn_text()
         tokens, tree = merged(self._grams(budget))
         parents = list(tree.parents)

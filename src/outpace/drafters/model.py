@@ -73,6 +73,7 @@ class ModelDrafter(Drafter):
         same = self.model.vocab_size == target.vocab_size
         self._rolls_out = same and isinstance(self.model, RollsOut)
         self._cache = self.model.new_cache(cache.slots, self._positions(cache))
+        self.cost = share_of(self.model, target)
 
     def _positions(self, cache: SlotCache) -> int:
         """What a slot of its own cache must hold, beside the target's."""
@@ -278,16 +279,19 @@ class ModelDrafter(Drafter):
             computed=block.computed,
         )
 
+    def catch_up(self, contexts: Sequence[Context]) -> None:
+        for c in contexts:
+            self._cache.truncate(c.slot, min(self._cache.lengths[c.slot], len(c.tokens) - 1))
+            lacking = c.tokens[self._cache.lengths[c.slot] : -1]
+            if len(lacking) > _MANY and len(c.tokens) < self.model.context_length:
+                prefill(self.model, self._cache, c.slot, self._known(lacking))
+
     def _missing(self, contexts: Sequence[Context]) -> tuple[list[list[int]], Tensor, Tensor]:
         """What each cache lacks of its context, and as a block: tokens and positions `[B, T]`.
 
         That is one token at least: behind a round that emitted nothing the last is fed again.
         """
-        for c in contexts:
-            self._cache.truncate(c.slot, min(self._cache.lengths[c.slot], len(c.tokens) - 1))
-            lacking = c.tokens[self._cache.lengths[c.slot] : -1]
-            if len(lacking) > _MANY:  # it sat out
-                prefill(self.model, self._cache, c.slot, self._known(lacking))
+        self.catch_up(contexts)
         lengths, end = self._cache.lengths, self.model.context_length - 1
         missing = [self._known(c.tokens[lengths[c.slot] :]) for c in contexts]
         width = max(map(len, missing))
@@ -379,6 +383,12 @@ def _paths(block: Block) -> list[list[list[int]]]:
     ]
 
 
+def share_of(model: LanguageModel, target: LanguageModel) -> float:
+    """What it reads of weights for a token, of what the target reads; 0 where that is not known."""
+    own, whole = (getattr(m, "weight_bytes", 0) for m in (model, target))
+    return own / whole if whole else 0.0
+
+
 class Branching(Protocol):
     """What a tree changes of a drafter, or of one to be."""
 
@@ -386,6 +396,7 @@ class Branching(Protocol):
     proposes: Shape
     laws: tuple[type[Law], ...]
     k: int
+    most: int
     rule: str
     draws: int
 
@@ -395,7 +406,8 @@ def branch(drafter: Branching, builder: Builder) -> None:
     drawn: dict[Draw, tuple[type[Law], ...]] = {"without": (Rows,), "with": (Independent,)}
     drafter.builder, drafter.proposes = builder, builder.shape
     drafter.laws = (PointMass, *drawn.get(builder.draw, ()))
-    drafter.k, drafter.draws = builder.depth, builder.nodes
+    drafter.k = drafter.most = builder.depth
+    drafter.draws = builder.nodes
     if builder.draw == "top":
         drafter.rule = Drafter.rule
     elif builder.shape > Shape.CHAIN:

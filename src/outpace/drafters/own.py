@@ -26,6 +26,8 @@ OTHERS = "'ngram', 'suffix' and 'recycling' draft for any model"
 class OwnDrafter(ModelDrafter):
     """Drafts with what `start` makes of the target, as `self.model`."""
 
+    reads = False
+
     def __init__(self, name: str) -> None:
         self.name = name
         self._drafted = {}

@@ -43,7 +43,7 @@ class RecyclingDrafter(CertainDrafter):
     name = "recycling"
     proposes = Shape.TREE
     tops = WIDTH
-    k = 6
+    k = most = 6
     remembers = True
 
     def __init__(self, nodes: int | None = None) -> None:

@@ -76,6 +76,7 @@ class SuffixDrafter(CertainDrafter):
             raise OptionError(f"least must be in (0, 1], not {least!r} (a probability)")
         self.proposes = Shape.TREE if branching else Shape.CHAIN
         self.memory = memory or Memory(capacity, None if file is None else path_of(file))
+        self.most = nodes
         self._nodes, self._factor, self._least = nodes, factor, least
         self._open: dict[int, tuple[Context, Occurrences]] = {}
 

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from ..drafters import Blueprint, Drafter
 from ..errors import ContextLengthError, IncompatibleError, OptionError
 from ..types import Draft, Independent, Rows, SamplingParams, Shape, check_whole_number
-from ..verifiers import Verifier
+from ..verifiers import Verifier, make_verifier
+
+AUTO = "auto"
+"""The K of every round is what promises most tokens per second then."""
 
 _SHAPES = {
     Shape.CHAIN: "chains",
@@ -16,26 +19,29 @@ _SHAPES = {
 }
 
 
-def choose_k(k: int | None, drafter: Drafter | None) -> int:
-    """K as given, by default the drafter's own; 0 without a drafter.
+def choose_k(k: int | str | None, drafter: Drafter | None) -> tuple[int, bool]:
+    """The longest path that is ever drafted, and whether every round takes its own.
 
     Raises:
-        OptionError: not a whole number >= 0.
+        OptionError: there is no such K.
     """
+    k = check_k(k)
+    if drafter is None:
+        return 0, False
     if k is None:
-        return drafter.k if drafter is not None else 0
-    check_k(k)
-    return k if drafter is not None else 0
+        return drafter.k, False
+    return (k, False) if isinstance(k, int) else (drafter.most, True)
 
 
-def check_k(k: int | None) -> None:
-    """Whether there is such a K.
+def check_k(k: int | str | None) -> int | str | None:
+    """K as given: a number, "auto", or None for what the drafter takes by itself.
 
     Raises:
-        OptionError: not a whole number >= 0.
+        OptionError: it is none of these.
     """
-    if k is not None:
-        check_whole_number("k", k, 0, "0 is plain decoding, None what the drafter takes by itself")
+    if k is None or k == AUTO:
+        return k
+    return check_whole_number("k", k, 0, "0 is plain decoding, 'auto' follows what pays")
 
 
 def check_max_batch(max_batch: int) -> int:
@@ -84,17 +90,25 @@ def check_compatible(drafter: Blueprint, verifier: Verifier) -> None:
             f"with the verifier {verifier.name!r} all children of a node race with the same noise, "
             f"so {drafter.name!r} cannot draw them with replacement: draw them without it"
         )
-    if drafter.remembers and verifier.lossless and not verifier.invariant:
-        raise IncompatibleError(
-            f"the drafter {drafter.name!r} remembers other requests, and where a seed is used "
-            f"twice the verifier {verifier.name!r} would judge drafts by the noise that they "
-            "follow from: choose 'match' or 'coupled'"
-        )
     if drafter.proposes > verifier.takes:
         raise IncompatibleError(
             f"the drafter {drafter.name!r} proposes {_SHAPES[drafter.proposes]} and the verifier "
             f"{verifier.name!r} takes {_SHAPES[verifier.takes]} only: choose another verifier"
         )
+
+
+def steady_rule(drafter: Blueprint | None) -> Verifier:
+    """A rule whose texts follow from target and seed alone: 'coupled'.
+
+    'match' for drafts that 'coupled' would not be exact for.
+    """
+    coupled = make_verifier("coupled")
+    try:
+        if drafter is not None:
+            check_compatible(drafter, coupled)
+    except IncompatibleError:
+        return make_verifier("match")
+    return coupled
 
 
 def check_draft(draft: Draft, drafter: Drafter, budgets: Sequence[int], vocab_size: int) -> None:

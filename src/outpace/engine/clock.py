@@ -8,12 +8,12 @@ import torch
 
 
 class Clock:
-    """Laps. On CUDA they are events on the stream, read after the round's own sync."""
+    """Laps by name. On CUDA they are events on the stream, read after the round's own sync."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._began = time.perf_counter()
-        self._marks = [self._mark()]
+        self._marks = [("", self._mark())]
 
     def _mark(self) -> float | torch.cuda.Event:
         if self._device.type != "cuda":
@@ -22,17 +22,18 @@ class Clock:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def lap(self) -> None:
-        """One part is over."""
-        self._marks.append(self._mark())
+    def lap(self, name: str) -> None:
+        """A part is over."""
+        self._marks.append((name, self._mark()))
 
-    def laps(self) -> list[float]:
-        """Seconds of each part; on CUDA the device must have been synchronised."""
-        pairs = zip(self._marks, self._marks[1:], strict=False)
-        return [
-            b - a if isinstance(a, float) and isinstance(b, float) else a.elapsed_time(b) / 1e3  # type: ignore[union-attr, arg-type]
-            for a, b in pairs
-        ]
+    def laps(self) -> dict[str, float]:
+        """Seconds of the parts of each name; on CUDA the device must have been synchronised."""
+        found: dict[str, float] = {}
+        for (_, a), (name, b) in zip(self._marks, self._marks[1:], strict=False):
+            host = isinstance(a, float) and isinstance(b, float)
+            seconds = b - a if host else a.elapsed_time(b) / 1e3  # type: ignore[operator, union-attr, arg-type]
+            found[name] = found.get(name, 0.0) + seconds
+        return found
 
     def whole(self) -> float:
         """Seconds since the beginning, by the host."""

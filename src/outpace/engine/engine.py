@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -15,23 +16,27 @@ import torch
 from torch import Tensor
 
 from ..drafters.base import Commit, Context, Drafter
-from ..errors import NumericsError
+from ..errors import NumericsError, OptionError
 from ..models.base import ForwardOutput, LanguageModel, Layered, Top, prefill, upload
 from ..models.tokenizer import NullDetokenizer, Tokenizer
 from ..sampling import DraftNoise, Keys, Stream, Warp, law_device
 from ..sampling.noise import F64
-from ..trees import block_mask, block_positions, chain
-from ..types import Draft, PointMass, Provenance, SamplingParams
+from ..trees import block_mask, block_positions
+from ..types import Draft, Provenance, SamplingParams
 from ..verifiers import GreedyVerifier, Noise, Verdict, Verifier, make_verifier
 from .checks import (
+    AUTO,
     check_compatible,
     check_draft,
     check_max_batch,
     check_max_len,
     check_request,
     choose_k,
+    steady_rule,
 )
 from .clock import Clock
+from .control import Controller
+from .drafting import Drafting, controller_of, nothing
 from .emission import (
     Emission,
     drafted_paths,
@@ -51,15 +56,21 @@ class Engine:
     Args:
         target: the model whose law is kept.
         drafter: proposes; None is plain decoding, by the same code.
-        k: draft length K, the longest path a drafter may propose; 0 is plain,
-            None the drafter's own.
-        verifier: the rule for requests that sample, by default the one that suits
-            the drafter (its `rule`). At temperature 0 every lossless rule is
-            the greedy one, and the engine takes that.
+        k: draft length K, the longest path a drafter may propose; 0 is plain, "auto" in
+            every round what promises most tokens per second then, None the drafter's own.
+        verifier: the rule for requests that sample. At temperature 0 every lossless rule is
+            the greedy one, and the engine takes that. By default it is the one that suits
+            the drafter (its `rule`), and for requests with a seed "coupled", by which a
+            seed gives one text with any drafter and K, or with none ("match" for drafts
+            that "coupled" is not exact for). A rule that is given is for both, unless texts
+            by it would follow from measured times or from other requests.
         max_batch: slots, requests that run at once; others wait.
         max_len: positions per request, at most the model's own.
 
     Attributes:
+        k: the longest path that is ever drafted.
+        auto: whether every round takes its own K.
+        controller: chooses who drafts and how far; None where that is fixed.
         running: the requests that have a slot.
         stats: of all requests so far, with the time of every round counted once.
 
@@ -72,14 +83,14 @@ class Engine:
         self,
         target: LanguageModel,
         drafter: Drafter | None = None,
-        k: int | None = None,
+        k: int | str | None = AUTO,
         verifier: Verifier | None = None,
         max_batch: int = 8,
         max_len: int | None = None,
     ) -> None:
         self.target = target
         self.verifier = verifier or make_verifier(drafter.rule if drafter else Drafter.rule)
-        self.k = choose_k(k, drafter)
+        self.k, self.auto = choose_k(k, drafter)
         if drafter is not None:
             check_compatible(drafter, self.verifier)
         self.drafter = drafter if self.k else None
@@ -92,12 +103,19 @@ class Engine:
         self.running: list[Request] = []
         self._stepping = False
         self._undecided = False
-        self._opened: set[int] = set()  # slots that the drafter knows of
         self._warps: dict[bool, Warp] = {}  # by whether it is for drafts
+        self._steady = steady_rule(drafter) if verifier is None else None
+        self.controller: Controller | None = None
+        self._drafting: Drafting | None = None
         if self.drafter is not None:
             self.drafter.take()
             self.drafter.start(target, self._cache)
-            self.k = choose_k(k, self.drafter)  # its own may follow from the target
+            self.k, self.auto = choose_k(k, self.drafter)  # its own may follow from the target
+            self.controller = controller_of(self.drafter, None if self.auto else self.k)
+            self._drafting = Drafting(self.drafter, self.controller)
+            varies = self.controller is not None or self.drafter.remembers
+            if varies and self.verifier.lossless and not self.verifier.invariant:
+                self._steady = steady_rule(self.drafter)
 
     # --- requests ---------------------------------------------------------------
 
@@ -109,18 +127,22 @@ class Engine:
         eos: Sequence[int] = (),
         tokenizer: Tokenizer | None = None,
         index: int = 0,
+        noise: int | None = None,
     ) -> Request:
         """Queue a request of token ids.
 
         Args:
             eos: ids that end it, where the parameters do not say.
             tokenizer: for its text, and for parameters that speak of text.
+            noise: what its noise is keyed by where the parameters have no seed, instead of a
+                fresh number. It promises no text again, as a seed does.
 
         Raises:
             OptionError, IncompatibleError, ContextLengthError: see `check_request`.
         """
         check_request(prompt, params, self.target.vocab_size, self.max_len, self.verifier)
-        seed = secrets.randbits(64) if params.seed is None else params.seed
+        given = noise if params.seed is None else params.seed
+        seed = secrets.randbits(64) if given is None else given
         ids = params.ends(eos)
         request = Request(
             prompt,
@@ -186,30 +208,56 @@ class Engine:
 
     def _round(self, running: list[Request]) -> None:
         clock = Clock(self.target.device)
-        draft = self.draft(running)
-        clock.lap()
+        draft = self.draft(running, clock)
+        clock.lap("draft")
         scores = self.score(running, draft)
-        clock.lap()
+        clock.lap("target")
         emissions = self.verify(running, draft, scores)
-        self._commit(running, draft, scores, emissions)
-        drafted, scored = clock.laps()
+        emitted = self._commit(running, draft, scores, emissions)
+        laps, whole = clock.laps(), clock.whole()
+        scored = laps.pop("target")
+        if self._drafting is not None:
+            self._drafting.spent(laps, whole, draft.tokens.shape[1] + 1, emitted)
         for stats in (self.stats, *(r.stats for r in running)):
-            stats.spend(drafted, scored, clock.whole())
+            stats.spend(sum(laps.values()), scored, whole)
 
-    def draft(self, running: list[Request]) -> Draft:
+    def draft(self, running: list[Request], clock: Clock | None = None) -> Draft:
         """What the drafter proposes for them."""
-        budgets = [r.budget(self.k) for r in running]
         alone, self._undecided = self._undecided, False
-        if self.drafter is None or alone or not any(budgets):
-            empty = torch.empty(len(running), 0, dtype=torch.int64, device=self._law_device)
-            return Draft(empty, PointMass(), (chain(0),) * len(running))
+        budgets = [0 if alone else r.budget(self.k) for r in running]
+        if self._drafting is None or not any(budgets):
+            if self._drafting is not None:
+                self._drafting.sit_out(len(running))
+            return nothing(len(running), self._law_device)
         warp = self.warp_of(running, for_draft=True)
-        noise = None if warp.all_greedy else self._draft_noise(running, max(budgets))
-        draft = self.drafter.draft([_context(r) for r in running], budgets, warp, noise)
+        draft = self._drafting.draft(
+            [_context(r) for r in running],
+            budgets,
+            [r.left for r in running],
+            warp,
+            partial(self._draft_noise, running, warp),
+            clock or Clock(self.target.device),
+        )
+        assert self.drafter is not None
         check_draft(draft, self.drafter, budgets, self.target.vocab_size)
         if draft.tokens.device != self._law_device:
             draft = replace(draft, tokens=draft.tokens.to(self._law_device))
         return draft
+
+    def repeats(self, request: Request) -> bool:
+        """Whether its seed gives its text again."""
+        if request.params.greedy:
+            return True
+        if self._steady is not None and not request.pinned:
+            return False  # with its seed it would be verified by the other rule
+        varies = self.drafter is not None and (self.controller or self.drafter.remembers)
+        return self.rule_for([request]).invariant or not varies
+
+    def rule_for(self, running: list[Request]) -> Verifier:
+        """The rule by which they are verified, if one of them samples."""
+        if self._steady is None or not any(r.pinned for r in running):
+            return self.verifier
+        return self._steady
 
     def score(self, running: list[Request], draft: Draft) -> ForwardOutput:
         """The target's pass over their last tokens and this draft; nothing is committed."""
@@ -293,13 +341,13 @@ class Engine:
         return kept
 
     def _judge(self, running: list[Request], draft: Draft, warp: Warp, logits: Tensor) -> Verdict:
-        n = draft.tokens.shape[1]
+        n, rule = draft.tokens.shape[1], self.rule_for(running)
         noise = Noise(
             accept=self._noise([r.noise.at(Stream.ACCEPT, len(r.tokens), n) for r in running]),
             target=self._noise([r.noise.along(len(r.tokens), n + 1) for r in running]),
-            keys=self._keys(running) if self.verifier.coupled else None,
+            keys=self._keys(running) if rule.coupled else None,
         )
-        return self.verifier(warp(logits), draft, noise)
+        return rule(warp(logits), draft, noise)
 
     def _commit(
         self,
@@ -307,8 +355,10 @@ class Engine:
         draft: Draft,
         scores: ForwardOutput,
         emissions: list[Emission],
-    ) -> None:
+    ) -> int:
+        """Take what was emitted; how many tokens that is."""
         commits = []
+        whole = 0
         tops = self._tops(draft, scores)
         for b, (request, emission) in enumerate(zip(running, emissions, strict=True)):
             path, tokens, tree = emission.path, emission.tokens, draft.trees[b]
@@ -328,8 +378,13 @@ class Engine:
             proposed, steps = len(tree), max(tree.depths, default=0)
             if count < len(tokens) or len(tokens) == len(path):  # what lies behind was not proposed
                 proposed, ended = count, True
+            accepted, who = min(count, len(path)), ""
+            if self._drafting is not None:
+                who = self._drafting.drafter_of(b)
+                self._drafting.judged(b, request.place, accepted, ended, count)
+            whole += count
             for stats in (request.stats, self.stats):
-                stats.count(proposed, min(count, len(path)), count, steps, ended=ended)
+                stats.count(proposed, accepted, count, steps, who, ended=ended)
             if request.finish_reason is None:
                 kept = emission.rows
                 self._cache.commit(request.place, kept)
@@ -339,12 +394,13 @@ class Engine:
                     block += draft.tokens[b, : len(tree)].tolist()
                 top_rows = None if tops is None else tops[b, : len(block)]
                 commits.append(Commit(request.place, path, features, block, top_rows))
-        if self.drafter is not None and commits:
-            self.drafter.observe(commits)
+        if self._drafting is not None and commits:
+            self._drafting.observe(commits)
+        return whole
 
     def _tops(self, draft: Draft, scores: ForwardOutput) -> Tensor | None:
         """The target's likeliest tokens `[B, N + 1, tops]`, on the host, if the drafter asks."""
-        count = 0 if self.drafter is None else self.drafter.tops
+        count = 0 if self._drafting is None else self._drafting.tops
         if not count:
             return None
         assert scores.logits is not None  # a second host sync, for who asked
@@ -365,9 +421,9 @@ class Engine:
             self._cache.truncate(request.slot, 0)
             prompt = request.tokens[:-1]
             features = prefill(self.target, self._cache, request.slot, prompt, self._taps)
-            if self.drafter is not None:
-                self.drafter.open(_context(request), features)
-                self._opened.add(request.slot)
+            if self._drafting is not None:
+                temperature = request.params.temperature
+                self._drafting.open(_context(request), features, temperature)
             if self.target.device.type == "cuda":
                 torch.cuda.synchronize(self.target.device)  # once per request, for its times
             for stats in (request.stats, self.stats):
@@ -383,9 +439,36 @@ class Engine:
             self._cache.truncate(slot, 0)
             request.slot = None
             self._free = sorted([*self._free, slot])
-            if self.drafter is not None and slot in self._opened:  # its prompt was read
-                self._opened.remove(slot)
-                self.drafter.close(slot)
+            if self._drafting is not None:
+                self._drafting.close(slot)
+
+    @contextmanager
+    def fixed(
+        self, k: int, verifier: Verifier | None = None, drafter: Drafter | None = None
+    ) -> Iterator[None]:
+        """The same engine with a fixed K, all by one rule, for as long as this lasts.
+
+        Args:
+            drafter: of the members of its drafter the one that drafts; by default all do.
+
+        Raises:
+            OptionError: the engine is busy.
+        """
+        if self.busy:
+            raise OptionError("the engine is busy: wait until its requests have ended")
+        names = ("k", "auto", "verifier", "_steady", "drafter", "controller", "_drafting")
+        held = {name: getattr(self, name) for name in names}
+        try:
+            self.k, self.auto = k, False
+            self.verifier, self._steady = verifier or self.verifier, None
+            self.drafter = drafter or self.drafter
+            if self.drafter is not None:
+                self.controller = controller_of(self.drafter, k)
+                self._drafting = Drafting(self.drafter, self.controller)
+            yield
+        finally:
+            for name, value in held.items():
+                setattr(self, name, value)
 
     # --- helpers ----------------------------------------------------------------
 
@@ -408,8 +491,10 @@ class Engine:
             )
         return self._warps[for_draft]
 
-    def _draft_noise(self, running: list[Request], nodes: int) -> DraftNoise:
-        if self.verifier.coupled:
+    def _draft_noise(self, running: list[Request], warp: Warp, nodes: int) -> DraftNoise | None:
+        if warp.all_greedy:
+            return None
+        if self.rule_for(running).coupled:
             return DraftNoise(keys=self._keys(running))
         assert self.drafter is not None
         count = max(nodes, self.drafter.draws)

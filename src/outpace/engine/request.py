@@ -21,6 +21,7 @@ class Request:
         events: every event so far; `fresh` those nobody has fetched yet. Of a request with
             transforms the last one waits there until the next while text is held back: no
             token may be left, and then it is the one that brings that text.
+        pinned: whether it samples, and its seed was asked for: it is to give this text again.
         pipeline: its transforms, if it has any.
         slot: its slot while it runs, None before and after.
         failure: the error that ended it, if one did.
@@ -39,6 +40,7 @@ class Request:
         self.prompt = tuple(prompt)
         self.params = params
         self.seed = seed
+        self.pinned = params.seed is not None and not params.greedy
         self.index = index
         self.noise = RequestNoise(seed)
         self.tokens = list(prompt)
@@ -72,8 +74,13 @@ class Request:
 
     def budget(self, k: int) -> int:
         """The longest path worth drafting: no token past the request's or the model's end."""
-        left = self.params.max_new_tokens - len(self.events)
-        return max(0, min(k, left - 1, self._limit - len(self.tokens) - 1))
+        return max(0, min(k, self.left - 1)) if self.params.speculate else 0
+
+    @property
+    def left(self) -> int:
+        """Tokens that it may still emit."""
+        room = self._limit - len(self.tokens)
+        return min(self.params.max_new_tokens - len(self.events), room)
 
     def push(
         self,

@@ -19,6 +19,8 @@ class Stats:
         full_accepts: drafted rounds whose whole path was accepted.
         proposed, accepted, emitted: tokens.
         draft_steps: tokens drafted along the longest path, summed over rounds.
+        lengths: rounds by K, from 0: how long a path was proposed.
+        drafters: rounds by who proposed something.
         reached, accepted_at: per depth (from 1): rounds that reached it, and
             rounds that accepted a token there.
     """
@@ -30,6 +32,8 @@ class Stats:
     accepted: int = 0
     emitted: int = 0
     draft_steps: int = 0
+    lengths: list[int] = field(default_factory=list)
+    drafters: dict[str, int] = field(default_factory=dict)
     reached: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
     prefill_seconds: float = 0.0
@@ -38,21 +42,32 @@ class Stats:
     round_seconds: float = 0.0
 
     def count(
-        self, proposed: int, accepted: int, emitted: int, steps: int, *, ended: bool = False
+        self,
+        proposed: int,
+        accepted: int,
+        emitted: int,
+        steps: int,
+        drafter: str = "",
+        *,
+        ended: bool = False,
     ) -> None:
         """Count one round of one request.
 
         Args:
             proposed: nodes of the draft, without what lies behind a stop.
             steps: tokens drafted along the longest path, K.
+            drafter: who proposed them.
             ended: whether nothing was proposed behind the accepted path.
         """
         self.rounds += 1
         self.emitted += emitted
         self.draft_steps += steps
+        self.lengths += [0] * (steps + 1 - len(self.lengths))
+        self.lengths[steps] += 1
         if not proposed:
             return
         self.drafted_rounds += 1
+        self.drafters[drafter] = self.drafters.get(drafter, 0) + 1
         self.proposed += proposed
         self.accepted += accepted
         self.full_accepts += ended
@@ -78,6 +93,8 @@ class Stats:
                 width = max(len(a), len(b))
                 a, b = (x + [0] * (width - len(x)) for x in (a, b))
                 setattr(total, f.name, [x + y for x, y in zip(a, b, strict=True)])
+            elif isinstance(a, dict):
+                setattr(total, f.name, {n: a.get(n, 0) + b.get(n, 0) for n in {**a, **b}})
             else:
                 setattr(total, f.name, a + b)
         return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,11 @@ class Weights:
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all tensors."""
+        return sum(math.prod(shape) for shape in self._shapes.values())
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Whether a tensor is there and has this shape.

@@ -266,14 +266,12 @@ def swapped(
     engine: Engine, drafter: ModelDrafter, builder: Builder, rule: Verifier | None = None
 ) -> Iterator[None]:
     """The engine with another builder of trees, and another rule; then as it was."""
-    names = ("builder", "proposes", "laws", "k", "draws", "rule")
+    names = ("builder", "proposes", "laws", "k", "most", "draws", "rule")
     held = {name: getattr(drafter, name) for name in names}
-    verifier, k = engine.verifier, engine.k
     try:
         drafter.branch(builder)
-        engine.k, engine.verifier = builder.depth, rule or verifier
-        yield
+        with engine.fixed(builder.depth, rule):
+            yield
     finally:
-        engine.verifier, engine.k = verifier, k
         for name, value in held.items():
             setattr(drafter, name, value)

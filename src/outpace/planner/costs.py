@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 
 from ..drafters.base import Commit
-from ..engine import Engine
+from ..engine import Engine, nothing
 from ..engine.clock import Clock
 from ..models.loading import Progress
+from ..sampling import law_device
 from ..trees import Costs, StaticBuilder, chain, from_ranks, paths_tree
 from ..types import Draft, Draw, SamplingParams
 from .acceptance import model_drafter, swapped
@@ -56,32 +58,32 @@ def measure_costs(
     trees[0, _STEPS] = chain(_STEPS)
     drafting: dict[tuple[int, int], float] = {}
     target: dict[int, float] = {}
-    request = engine.submit(
-        prompt,
-        SamplingParams(temperature=temperature, seed=0, max_new_tokens=8, eos_token_ids=()),
-    )
-    try:
-        engine.admit()
-        for number, (shape, tree) in enumerate(trees.items()):
-            with swapped(engine, drafter, StaticBuilder(tree, draw)):
-                drafting[shape] = _median(engine, partial(_propose, engine), repeats)
-                if len(tree) + 1 in target_rows:
-                    judge = partial(_judge, engine, _propose(engine))
-                    target[len(tree) + 1] = _median(engine, judge, repeats)
-            progress("measuring passes", number + 1, len(trees))
-        plain = engine.drafter
-        engine.drafter = None
-        try:
-            judge = partial(_judge, engine, engine.draft(engine.running))
-            target[1] = _median(engine, judge, repeats)
-        finally:
-            engine.drafter = plain
-    finally:
-        engine.cancel(request)
+    params = SamplingParams(temperature=temperature, seed=0, max_new_tokens=8, eos_token_ids=())
+    for number, (shape, tree) in enumerate(trees.items()):
+        with swapped(engine, drafter, StaticBuilder(tree, draw)), running(engine, prompt, params):
+            drafting[shape] = _median(engine, partial(_propose, engine), repeats)
+            if len(tree) + 1 in target_rows:
+                judge = partial(_judge, engine, _propose(engine))
+                target[len(tree) + 1] = _median(engine, judge, repeats)
+        progress("measuring passes", number + 1, len(trees))
+    with running(engine, prompt, params):
+        judge = partial(_judge, engine, nothing(1, law_device(engine.target.device)))
+        target[1] = _median(engine, judge, repeats)
     levels = {rows: drafting[rows, 2] - drafting[rows, 1] for rows in draft_rows}
     levels[1] = max(levels[1], drafting[1, 1])  # the first level catches up with the text, too
     draft = {rows: max(seconds, 0.0) for rows, seconds in levels.items()}
     return Costs(draft, dict(sorted(target.items())), drafting[0, _STEPS] / _STEPS)
+
+
+@contextmanager
+def running(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Iterator[None]:
+    """A request that has been admitted; then it is cancelled."""
+    request = engine.submit(prompt, params)
+    try:
+        engine.admit()
+        yield
+    finally:
+        engine.cancel(request)
 
 
 def _propose(engine: Engine) -> Draft:

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..drafters.early_exit import ADAPTER
 from ..errors import IncompatibleError, OptionError
 from ..models.base import Adapter, LanguageModel, Layered
 from ..models.lean import EMBEDDING, HEAD
@@ -142,10 +143,15 @@ def _seen(target: LanguageModel, windows: Sequence[list[int]], layer: int) -> tu
     return torch.cat(states), torch.cat(laws)
 
 
-def write_adapter(adapter: Adapter, folder: Path) -> None:
-    """Save it where `early-exit:LAYERS,FOLDER` finds it."""
+def write_adapter(adapter: Adapter, folder: Path, layers: int | None = None) -> None:
+    """Save it where `early-exit:LAYERS,FOLDER` finds it.
+
+    Args:
+        layers: the exit that it is for, to be written into it.
+    """
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {"norm.weight": adapter.norm, "proj.weight": adapter.weight}
-    save_file({k: t.contiguous() for k, t in tensors.items()}, folder / "adapter.safetensors")
+    said = None if layers is None else {"layers": str(layers)}
+    save_file({k: t.contiguous() for k, t in tensors.items()}, folder / ADAPTER, said)

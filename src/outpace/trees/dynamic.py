@@ -55,8 +55,10 @@ class DynamicBuilder:
         self._gain = gain
 
     def begin(self, budgets: Sequence[int], temperatures: Sequence[float]) -> DynamicGrowth:
+        """Of a sequence that may go less deep the tree is smaller, too, by the same share."""
         budgets = [min(budget, self.depth) for budget in budgets]
-        return DynamicGrowth(budgets, self.nodes, self._width, self._branches, self._gain)
+        counts = [-(-self.nodes * budget // self.depth) for budget in budgets]
+        return DynamicGrowth(budgets, counts, self._width, self._branches, self._gain)
 
 
 class DynamicGrowth:
@@ -66,10 +68,17 @@ class DynamicGrowth:
     chains = None
 
     def __init__(
-        self, budgets: Sequence[int], count: int, width: int, branches: int, gain: float
+        self,
+        budgets: Sequence[int],
+        counts: Sequence[int],
+        width: int,
+        branches: int,
+        gain: float,
     ) -> None:
         self.width = branches
-        self._budgets, self._count, self._most, self._gain = list(budgets), count, width, gain
+        self._budgets, self._most, self._gain = list(budgets), width, gain
+        self._counts = torch.tensor(counts).unsqueeze(1)  # [B, 1]
+        self._largest = max(counts)
         self._depth = 0
         self._expected = [0.0] * len(budgets)
         # Of all candidates [B, C], level by level:
@@ -109,12 +118,17 @@ class DynamicGrowth:
         Each sequence for itself: what others say may follow from noise of the same seed.
         """
         worth = torch.cat(self._worth, 1)
-        best = worth.topk(min(self._count, worth.shape[1]), -1).values.exp().sum(-1)
-        expected = best.tolist()  # a host sync
+        best = worth.topk(min(self._largest, worth.shape[1]), -1).values.exp()
+        expected = (best * self._within(best)).sum(-1).tolist()  # a host sync
         for b, (now, before) in enumerate(zip(expected, self._expected, strict=True)):
             if now - before <= self._gain:
                 self._budgets[b] = min(self._budgets[b], self._depth)
         self._expected = expected
+
+    def _within(self, ordered: Tensor) -> Tensor:
+        """Which of the worthiest `[B, C]` stay for how many they are."""
+        places = torch.arange(ordered.shape[1], device=ordered.device)
+        return places < self._counts.to(ordered.device)
 
     def _block(self, best: Tensor) -> Block:
         """To read these candidates `[B, F]` behind what has been read."""
@@ -147,8 +161,8 @@ class DynamicGrowth:
     def grown(self) -> Grown:
         worth, parents = torch.cat(self._worth, 1), torch.cat(self._parents, 1)
         # Of equally worthy ones the first: a child is worth no more than its parent, and behind it.
-        order = worth.sort(stable=True, dim=-1, descending=True).indices[:, : self._count]
-        impossible = worth.gather(1, order).isinf()
+        order = worth.sort(stable=True, dim=-1, descending=True).indices[:, : self._largest]
+        impossible = worth.gather(1, order).isinf() | ~self._within(order)
         kept = (order + impossible * worth.shape[1]).sort(-1).values % worth.shape[1]  # [B, N]
         rows = self._row_of(kept) if self._read else torch.full_like(kept, -1)
         possible = (~impossible).sum(-1, keepdim=True).expand_as(kept)

@@ -1,0 +1,293 @@
+"""Is it ever slower than plain decoding, and does it find the best K?
+
+Three questions, all of the shipped pair, in one run each, those who are compared taking turns:
+
+    python benchmarks/never_slower.py grid      drafters x loads x temperatures x batches:
+        seconds of plain decoding over those with k="auto" and with fixed K, median of repeats
+    python benchmarks/never_slower.py best      k="auto" beside every fixed K
+    python benchmarks/never_slower.py change    a load that changes half-way: tokens per second
+        behind the first 128 tokens of the new load beside the best fixed K on it
+    python benchmarks/never_slower.py drafters  drafter="auto" beside every single drafter
+
+Hostile drafters: "random" has the draft's shape and random weights, "self" is the target itself,
+as dear as it is. "two loads" takes its prompts from "data" first and then from "free".
+Requests have no seed unless --seeded. Every repeat takes the same prompts; the engines stay, and
+"cold" is the first repeat alone, in which they know nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from environment import record
+from outpace import SamplingParams
+from outpace.assembly import Assembly
+from outpace.bench.loads import LOADS, load_prompts
+from outpace.drafters import CascadeDrafter, Drafter, ModelDrafter, parse
+from outpace.generator import Generator
+from outpace.models.loading import load_model
+from pairs import pair_folders
+
+GRID = ("DRAFT", "ngram", "suffix", "recycling", "int4", "suffix+DRAFT", "random", "self")
+SINGLE = ("DRAFT", "ngram", "suffix", "recycling", "int4")
+FIXED = (1, 2, 3, 4, 6, 8, 12, 16)
+TWO_LOADS = "two loads"
+BEHIND = 128
+"""Tokens of a new load behind which the pace is taken."""
+
+
+class Bench:
+    """A pair, its drafters, and prompts."""
+
+    def __init__(self, options: argparse.Namespace, scratch: Path) -> None:
+        self.options = options
+        target, draft = pair_folders(options.pair, scratch)
+        self.assembly = Assembly(str(target), None)
+        self.plain = self.assembly.load()
+        self.target, self.tokenizer = self.plain.engine.target, self.plain.tokenizer
+        self._draft = str(draft)
+        self._kept: dict[str, Drafter] = {}
+
+    def drafter(self, name: str) -> Drafter:
+        """A new one; weights are read once."""
+        names = name.split("+")
+        if len(names) > 1:
+            return CascadeDrafter([self.drafter(part) for part in names])
+        if name not in ("DRAFT", "int4", "int8", "random", "self"):
+            return self._build(name)
+        if name not in self._kept:
+            if name == "self":
+                self._kept[name] = ModelDrafter(self.target, name)
+            elif name == "random":
+                self._kept[name] = ModelDrafter(self._random(), name)
+            else:
+                self._kept[name] = self._build(self._draft if name == "DRAFT" else name)
+        return copy.copy(self._kept[name])
+
+    def _build(self, name: str) -> Drafter:
+        blueprint = parse(name)
+        self.assembly.check_drafter(blueprint)
+        return blueprint.build(self.target, lambda what, done, total: None)
+
+    def _random(self) -> Any:
+        """The draft with other weights of the same sizes."""
+        from safetensors.torch import load_file, save_file
+
+        with tempfile.TemporaryDirectory() as folder:
+            for file in Path(self._draft).iterdir():
+                (Path(folder) / file.name).write_bytes(file.read_bytes())
+            path = Path(folder) / "model.safetensors"
+            generator = torch.Generator().manual_seed(0)
+            weights = {
+                name: torch.randn(w.shape, generator=generator).mul(0.05).to(w.dtype)
+                for name, w in load_file(path).items()
+            }
+            save_file(weights, path, metadata={"format": "pt"})
+            source = Assembly(folder, None).source
+            return load_model(source, self.target.dtype, self.target.device)
+
+    def generator(self, name: str | None, k: Any, batch: int) -> Generator:
+        drafter = None if name is None else self.drafter(name)
+        return Generator(self.target, drafter, k, tokenizer=self.tokenizer, max_batch=batch)
+
+    def prompts(self, load: str, count: int) -> list[list[int]]:
+        assert self.tokenizer is not None
+        if load == TWO_LOADS:
+            texts = load_prompts("data", count // 2) + load_prompts("free", count - count // 2)
+        else:
+            texts = load_prompts(load, count)
+        return [self.tokenizer.encode(text) for text in texts]
+
+    def params(self, temperature: float, index: int = 0) -> SamplingParams:
+        seed = index if self.options.seeded else None
+        return SamplingParams(
+            temperature=temperature,
+            seed=seed,
+            max_new_tokens=self.options.tokens,
+            eos_token_ids=(),
+        )
+
+    def seconds(
+        self, runs: Mapping[str, Generator], prompts: Sequence[list[int]], temperature: float
+    ) -> dict[str, list[float]]:
+        """Of each, a number per repeat, prompt by prompt (or batch by batch) in turns."""
+        spent: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(self.options.repeats):
+            for name in runs:
+                spent[name].append(0.0)
+            size = next(iter(runs.values())).engine.free_slots
+            for start in range(0, len(prompts), size):
+                some = list(prompts[start : start + size])
+                params = [self.params(temperature, start + i) for i in range(len(some))]
+                for name, generator in runs.items():
+                    began = time.perf_counter()
+                    generator.generate(some, params=params)
+                    spent[name][-1] += time.perf_counter() - began
+        return spent
+
+
+def grid(bench: Bench) -> list[dict[str, Any]]:
+    o, rows = bench.options, []
+    for batch in o.batches:
+        for load in o.loads:
+            prompts = bench.prompts(load, max(o.prompts, batch))
+            for temperature in o.temperatures:
+                for name in o.drafters:
+                    runs = {"plain": bench.generator(None, 0, batch)}
+                    runs["auto"] = bench.generator(name, "auto", batch)
+                    runs |= {f"K={k}": bench.generator(name, k, batch) for k in o.k}
+                    spent = bench.seconds(runs, prompts, temperature)
+                    row = {"load": load, "temperature": temperature, "batch": batch}
+                    row |= {"drafter": name} | ratios(spent) | choices(runs["auto"])
+                    rows.append(row)
+                    print(row, flush=True)
+    return rows
+
+
+def ratios(spent: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Plain seconds over each one's: medians of repeats, and the first repeat's of auto."""
+    found: dict[str, Any] = {}
+    for name, seconds in spent.items():
+        if name != "plain":
+            each = [a / b for a, b in zip(spent["plain"], seconds, strict=True)]
+            found[name] = round(statistics.median(each), 3)
+            if name == "auto":
+                found["auto, cold"] = round(each[0], 3)
+    return found
+
+
+def choices(generator: Generator) -> dict[str, Any]:
+    """What was chosen how often."""
+    stats, controller = generator.engine.stats, generator.engine.controller
+    assert controller is not None
+    report = controller.report()
+    return {
+        "mean K": round(stats.draft_steps / stats.rounds, 2),
+        "plain rounds": round(1 - stats.drafted_rounds / stats.rounds, 3),
+        "drafted by": stats.drafters,
+        "probe share": round(report.probe_share, 4),
+    }
+
+
+def best(bench: Bench) -> list[dict[str, Any]]:
+    o, rows = bench.options, []
+    for load in o.loads:
+        prompts = bench.prompts(load, o.prompts)
+        for temperature in o.temperatures:
+            for name in o.drafters:
+                runs = {"plain": bench.generator(None, 0, 1)}
+                runs["auto"] = bench.generator(name, "auto", 1)
+                runs |= {f"K={k}": bench.generator(name, k, 1) for k in FIXED}
+                found = ratios(bench.seconds(runs, prompts, temperature))
+                fixed = {n: x for n, x in found.items() if n.startswith("K=")} | {"plain": 1.0}
+                top = max(fixed, key=lambda n: fixed[n])
+                row = {"load": load, "temperature": temperature, "drafter": name} | found
+                row |= {"best": top, "auto/best": round(found["auto"] / fixed[top], 3)}
+                rows.append(row)
+                print(row, flush=True)
+    return rows
+
+
+def change(bench: Bench) -> list[dict[str, Any]]:
+    """From each load to each other one, and from one temperature to another."""
+    o, rows = bench.options, []
+    moves = [((a, t), (b, t)) for a in o.loads for b in o.loads if a != b for t in o.temperatures]
+    moves += [((a, 1.2), (a, 0.0)) for a in o.loads] + [((a, 0.0), (a, 1.2)) for a in o.loads]
+    for name in o.drafters:
+        for (load, temperature), (new_load, new) in moves:
+            before, after = bench.prompts(load, o.prompts), bench.prompts(new_load, o.prompts)
+            paces: dict[str, list[float]] = {}
+            for _ in range(o.repeats):
+                for run, k in {"auto": "auto", **{f"K={k}": k for k in (0, *FIXED)}}.items():
+                    generator = bench.generator(name if k else None, k, 1)
+                    if k == "auto":
+                        for i, ids in enumerate(before):
+                            generator.generate(ids, params=bench.params(temperature, i))
+                    paces.setdefault(run, []).append(_pace(bench, generator, after, new))
+            median = {run: statistics.median(pace) for run, pace in paces.items()}
+            top = min((r for r in median if r != "auto"), key=lambda r: median[r])
+            row = {"drafter": name, "from": [load, temperature], "to": [new_load, new]}
+            row |= {"best": top, "auto/best": round(median[top] / median["auto"], 3)}
+            rows.append(row)
+            print(row, flush=True)
+    return rows
+
+
+def _pace(
+    bench: Bench, generator: Generator, prompts: Sequence[list[int]], temperature: float
+) -> float:
+    """Seconds per token behind the first tokens of these prompts, prefill included."""
+    emitted, seconds = 0, 0.0
+    for i, ids in enumerate(prompts):
+        began = time.perf_counter()
+        result = generator.generate(ids, params=bench.params(temperature, i))
+        if emitted >= BEHIND:
+            seconds += time.perf_counter() - began
+        emitted += len(result.token_ids)
+    first = -(-BEHIND // bench.options.tokens) * bench.options.tokens
+    return seconds / (emitted - first)
+
+
+def drafters(bench: Bench) -> list[dict[str, Any]]:
+    o, rows = bench.options, []
+    for load in o.loads:
+        prompts = bench.prompts(load, o.prompts)
+        for temperature in o.temperatures:
+            runs = {"plain": bench.generator(None, 0, 1)}
+            runs["auto"] = Assembly(o.model, max_batch=1).load()
+            runs |= {name: bench.generator(name, "auto", 1) for name in SINGLE}
+            found = ratios(bench.seconds(runs, prompts, temperature))
+            top = max(SINGLE, key=lambda n: found[n])
+            row = {"load": load, "temperature": temperature} | found
+            row |= {"best": top, "auto/best": round(found["auto"] / found[top], 3)}
+            row |= choices(runs["auto"])
+            rows.append(row)
+            print(row, flush=True)
+    return rows
+
+
+QUESTIONS: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
+    "grid": grid,
+    "best": best,
+    "change": change,
+    "drafters": drafters,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("question", choices=QUESTIONS)
+    parser.add_argument("--pair", default="shipped")
+    parser.add_argument("--model", default="demo", help="what drafter='auto' is given")
+    parser.add_argument("--drafters", nargs="+")
+    parser.add_argument("--loads", nargs="+")
+    parser.add_argument("--temperatures", nargs="+", type=float)
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16])
+    parser.add_argument("--k", nargs="*", type=int, default=[4, 8])
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--seeded", action="store_true")
+    parser.add_argument("--name")
+    o = parser.parse_args()
+    o.drafters = o.drafters or (GRID if o.question == "grid" else ["DRAFT"])
+    o.loads = o.loads or ([*LOADS, TWO_LOADS] if o.question == "grid" else list(LOADS))
+    o.temperatures = o.temperatures or ([0.0, 0.8, 1.2] if o.question == "grid" else [0.0, 0.8])
+    with tempfile.TemporaryDirectory() as scratch:
+        rows = QUESTIONS[o.question](Bench(o, Path(scratch)))
+    worst = min(rows, key=lambda row: row.get("auto/best", row.get("auto", 1.0)))
+    print("worst:", worst)
+    record(o.name or f"never-slower-{o.question}", rows)
+
+
+if __name__ == "__main__":
+    main()

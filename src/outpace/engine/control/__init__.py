@@ -1,0 +1,7 @@
+"""Control: who drafts in the next round, and how far."""
+
+from .controller import Controller
+from .plan import Ask, Pick, Profile, Spent, Told, kind_of
+from .report import Report
+
+__all__ = ["Ask", "Controller", "Pick", "Profile", "Report", "Spent", "Told", "kind_of"]

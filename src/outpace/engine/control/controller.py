@@ -1,0 +1,377 @@
+"""The controller: who drafts in the next round and how far, for most tokens per second.
+
+For every choice it knows what it costs (`Prices`, measured while it runs) and what it emits
+(`Estimates`, α by depth): Σ_b E_b(K) tokens in draft(K) + target(rows) seconds, for the B
+sequences that share the pass. The best rate is taken. K = 0 is a choice like any other, and then
+no drafter runs, is looked at or is told anything: what it missed is read when it comes back, and
+that time is part of the price of coming back.
+
+What is not tried is not known. Drafters without a model can be looked at without being taken,
+and what they proposed is compared with the text that follows. One with a model must draft to
+be judged: it is probed from time to time (`Probes`), if it could win were all its tokens accepted.
+
+A choice is made before anything is drawn, from what was decided in earlier rounds: it never
+looks at a token that is dropped again. It follows from measured times, though, so that a
+text must not depend on it where a seed is to give the same text again: see `Engine`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .estimates import Estimates, Key
+from .held import Held
+from .plan import Ask, Pick, Profile, Spent, Told, kind_of
+from .prices import Prices
+from .probes import SHARE, Candidate, Probe, Probes
+from .report import Estimate, Report
+from .survival import Floats
+
+_KEEP = 0.98
+"""Of the best rate: the last choice is kept as long as it promises so much."""
+
+_LEAVE_PLAIN = 1.03
+"""By which drafting must beat plain decoding before it begins; going on it need not lose."""
+
+_PLAIN_FIRST, _K_FIRST = 2, 4
+"""Plain rounds that an engine begins with, and tokens of the first draft."""
+
+_HORIZON = 64
+"""Rounds, at most, over which the time to catch up is spread."""
+
+_PAUSE = 4
+"""A drafter whose looks cost more than they bring is looked at once in so many rounds at most."""
+
+_SETTLED = 16
+"""Looks before that is judged."""
+
+
+class Option(NamedTuple):
+    """A drafter with a model or none (-1), for every K: tokens and seconds of a round."""
+
+    member: int
+    tokens: Floats  # [K + 1]
+    seconds: Floats  # [K + 1]
+
+    @property
+    def rates(self) -> Floats:
+        found: Floats = self.tokens / np.maximum(self.seconds, 1e-9)
+        return found
+
+
+class Controller:
+    """Chooses for an engine.
+
+    Args:
+        fixed: the K of every round, where only the drafter is to be chosen.
+        clock: tells the time in seconds, to know what choosing costs.
+
+    Attributes:
+        most: the longest K.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Profile],
+        fixed: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.members = tuple(members)
+        longest = max(m.most for m in members)
+        self.most = longest if fixed is None else min(longest, fixed)
+        self._fixed = fixed is not None
+        self._ks = np.arange(self.most + 1)
+        self._instant = [i for i, m in enumerate(self.members) if m.instant]
+        self._estimates = Estimates(self.members, self.most)
+        self._prices = Prices(self.members, self.most)
+        self._probes = Probes()
+        self._held = Held(clock, self.most)
+        self._news: list[Told | tuple[Sequence[Pick | None], Spent]] = []
+        self._round = self._resting = 0  # rounds so far, and until when nothing is worth trying
+        self._batch = 1
+        self._chosen = -1, 0
+        self._worth = [0.0] * len(self.members)  # of a look: by how much it raised the rate
+        self._looked = [0] * len(self.members)
+        self._eager: set[int] = set()  # those without a model that were right when last judged
+
+    # --- sequences ---------------------------------------------------------------
+
+    def open(self, slot: int, key: Key) -> None:
+        """A sequence begins."""
+        self._estimates.open(slot, key)
+        self._held.drop()
+        self._resting = 0
+
+    def close(self, slot: int) -> None:
+        self._learn()
+        self._estimates.close(slot)
+
+    def forget(self) -> None:
+        """Drop what is known of acceptance; times stay."""
+        self._learn()
+        self._estimates.forget()
+
+    # --- a round ------------------------------------------------------------------
+
+    def again(self, slots: Sequence[int], budgets: Sequence[int]) -> Sequence[Pick | None] | None:
+        """Begin a round; the last choice, where it need not be thought about."""
+        self._round += 1
+        if any(i in self._eager or self._round % self._pause(i) == 0 for i in self._instant):
+            return None
+        if self._round < self._resting and len(slots) == self._batch:
+            return [None] * len(slots)
+        return self._held.find(self._held.plainly(slots, budgets))
+
+    def looks(self) -> list[int]:
+        """Drafters without a model that are worth looking at in this round."""
+        eager, self._eager = self._eager, set()
+        return [i for i in self._instant if i in eager or self._round % self._pause(i) == 0]
+
+    def _pause(self, i: int) -> int:
+        """In how many rounds it is looked at once."""
+        if self._fixed or self._looked[i] < _SETTLED:
+            return 1
+        plain, look = self._prices.plain(self._batch), self._prices.look[i].value
+        if self._worth[i] * plain > look:
+            return 1
+        return max(_PAUSE, int(look / (SHARE * plain)))
+
+    def choose(self, asks: Sequence[Ask]) -> Sequence[Pick | None]:
+        """Who drafts for each sequence; None is plain decoding."""
+        late = any(any(a.lags.values()) for a in asks)
+        question = self._held.question(asks)
+        picks = None if late else self._held.find(question)
+        if picks is None:
+            began = self._held.begin()
+            self._learn()
+            picks, lasting = self._choose(asks)
+            if lasting and not late:
+                self._held.keep(question, picks, began)
+            else:
+                self._held.drop()
+        return [self._cut(pick, ask) for pick, ask in zip(picks, asks, strict=True)]
+
+    def _cut(self, pick: Pick | None, ask: Ask) -> Pick | None:
+        """The pick as far as there is something to take."""
+        if pick is None:
+            return None
+        k, most = pick.k, ask.budget
+        if pick.member in ask.offers:
+            depth = len(ask.offers[pick.member]) - 1
+            if self.members[pick.member].whole:
+                k = depth if depth <= most else 0
+            most = min(most, depth)
+        k = min(k, most)
+        return pick if k == pick.k else Pick(pick.member, k, pick.kind) if k else None
+
+    def _choose(self, asks: Sequence[Ask]) -> tuple[list[Pick | None], bool]:
+        """The same, and whether the choice may be held."""
+        self._batch = n = len(asks)
+        self._resting = 0
+        plain: list[Pick | None] = [None] * n
+        if not any(a.budget for a in asks):
+            return plain, False
+        if not self._fixed and self._prices.plain_rounds() < _PLAIN_FIRST:
+            return plain, False  # what plain decoding costs is the first thing to know
+        tokens, rows, who = self._instants(asks)
+        looked = sum(self._prices.look[i].value for i in {i for a in asks for i in a.offers})
+        options = [Option(-1, tokens.sum(0), looked + self._prices.rest(rows, n))]
+        for m, profile in enumerate(self.members):
+            if not profile.instant:
+                options.append(self._option(m, asks, tokens, rows, looked))
+        self._judge_looks(asks, options)
+        member, k, rate = self._best(options, bool((who >= 0).any()))
+        probe = self._probe(asks, options, member, k, rate)
+        if probe is not None:
+            for b in probe.sequences:
+                wanted = self.most if self._fixed else probe.k
+                length = min(wanted, asks[b].budget, self.members[probe.member].most)
+                plain[b] = Pick(probe.member, length, _kind(asks[b]))
+            return plain, False
+        self._chosen = member, k
+        if not k and not self._fixed and min(a.budget for a in asks) >= self.most:
+            self._resting = self._round + self._probes.rest(self._prices.plain(n))
+        return self._picks(asks, member, k, tokens, who), True
+
+    def _instants(self, asks: Sequence[Ask]) -> tuple[Floats, Floats, NDArray[np.int64]]:
+        """Of drafters without a model, for every sequence and K: tokens, rows, and whose."""
+        n, width = len(asks), self.most + 1
+        tokens, who = np.ones((n, width)), np.full((n, width), -1)
+        nodes = np.zeros(width)
+        for b, ask in enumerate(asks):
+            for i, counts in ask.offers.items():
+                depth = min(len(counts) - 1, ask.budget)
+                if depth < 1:
+                    continue
+                at = np.minimum(self._ks, depth)
+                gains = self._estimates.tokens(ask.slot, i, kind_of(len(counts) - 1))[at]
+                if self.members[i].whole:
+                    gains = np.where(self._ks < depth, 1.0, gains)
+                better = gains > tokens[b]
+                tokens[b] = np.where(better, gains, tokens[b])
+                who[b] = np.where(better, i, who[b])
+                nodes = np.maximum(nodes, np.asarray(counts)[at])
+        return tokens, nodes + 1, who
+
+    def _option(
+        self, m: int, asks: Sequence[Ask], instants: Floats, rows: Floats, looked: float
+    ) -> Option:
+        """A drafter with a model, beside those without one."""
+        n, prices = len(asks), self._prices
+        tokens = np.ones_like(instants)
+        late = 0
+        for b, ask in enumerate(asks):
+            if ask.budget:
+                at = np.minimum(self._ks, min(ask.budget, self.members[m].most))
+                tokens[b] = self._estimates.tokens(ask.slot, m, _kind(ask))[at]
+                late += ask.lags.get(m, 0)
+        if not prices.tried(m) and not self._fixed:
+            tokens[:, max(1, _K_FIRST // n) + 1 :] = 1  # the first time not far
+        if n > 1:
+            tokens = np.maximum(tokens, instants)
+            rows = np.maximum(rows, prices.rows(m))
+        else:
+            rows = prices.rows(m)
+        total = tokens.sum(0)
+        seconds = looked + prices.draft(m, n) + prices.rest(rows, n, m)
+        if late:
+            rounds = np.clip(sum(a.left for a in asks) / total, 1, _HORIZON)
+            seconds = seconds + late * prices.reading[m].value / rounds
+        return Option(m, total, seconds)
+
+    def _best(self, options: Sequence[Option], offered: bool) -> tuple[int, int, float]:
+        """Member, K and rate."""
+        if self._fixed:
+            k = self.most
+            usable = [o for o in options if o.member >= 0 or offered] or list(options)
+            option = max(usable, key=lambda o: float(o.rates[k]))
+            return option.member, k, float(option.rates[k])
+        rates = {o.member: o.rates for o in options}
+        member = max(rates, key=lambda m: float(rates[m].max()))
+        k = int(rates[member].argmax())
+        highest, plain = float(rates[member][k]), float(rates[-1][0])
+        kept, length = self._chosen
+        if kept in rates and rates[kept][length] >= _KEEP * highest:
+            member, k = kept, length
+        if highest < (1.0 if length else _LEAVE_PLAIN) * plain:
+            return -1, 0, plain
+        return member, k, float(rates[member][k])
+
+    def _probe(
+        self, asks: Sequence[Ask], options: Sequence[Option], member: int, k: int, rate: float
+    ) -> Probe | None:
+        """What to try instead of the best choice, if there is time for it."""
+        n = len(asks)
+        lost = float(options[0].seconds[0]) - n / rate
+        counted = self._prices.plain_rounds(n)
+        if k and not self._fixed and self._probes.time_plain(self._round, n, counted, lost):
+            return Probe(-1, 0, (), rate)
+        asked = max(a.budget for a in asks)
+        found = []
+        for option in options[1:]:
+            m = option.member
+            all_pass = option._replace(tokens=(1 + np.minimum(self._ks, asked)) * n).rates
+            if m == member or all_pass.max() <= _LEAVE_PLAIN * rate:
+                continue  # not even if all were accepted
+            lags = [a.lags.get(m, 0) if a.budget else None for a in asks]
+            losses = float(option.seconds[1]) - n / rate, self._prices.reading[m].value
+            found.append(Candidate(m, lags, losses))
+        return self._probes.choose(self._round, found, rate)
+
+    def _picks(
+        self, asks: Sequence[Ask], member: int, k: int, instants: Floats, who: NDArray[np.int64]
+    ) -> list[Pick | None]:
+        picks: list[Pick | None] = []
+        for b, ask in enumerate(asks):
+            pick, other = None, int(who[b, k])
+            if member >= 0:
+                pick = Pick(member, min(k, self.members[member].most), _kind(ask))
+                gains = self._estimates.tokens(ask.slot, member, pick.kind)
+                if len(asks) > 1 and other >= 0 and instants[b, k] > gains[pick.k]:
+                    pick = Pick(other, k)
+            elif other >= 0:
+                pick = Pick(other, k)
+            picks.append(pick if k else None)
+        return picks
+
+    def _judge_looks(self, asks: Sequence[Ask], options: Sequence[Option]) -> None:
+        """By how much a look at each raised the best rate, as far as that is known."""
+        looked = {i for a in asks for i in a.offers}
+        if not looked:
+            return
+        models = [float(o.rates.max()) for o in options[1:]]
+        without = max([float(options[0].rates[0]), *models])
+        best = max([float(options[0].rates.max()), *models])
+        for i in looked:
+            self._looked[i] += 1
+            more = max(0.0, best / without - 1) - self._worth[i]
+            slow = 4 if more > 0 else _SETTLED  # what pays again is soon noticed
+            self._worth[i] += more * max(1 / slow, 1 / self._looked[i])
+
+    # --- what came of it ----------------------------------------------------------
+
+    def emitted(self, slot: int, tokens: int) -> None:
+        """So many tokens of a sequence."""
+        self._estimates.emitted(slot, tokens)
+
+    def told(self, told: Told) -> None:
+        """A proposal was judged, or the text has shown what would have become of it."""
+        self._news.append(told)
+        if self.members[told.member].instant and told.accepted >= _PAUSE:
+            self._eager.add(told.member)
+
+    def spent(self, picks: Sequence[Pick | None], spent: Spent) -> None:
+        """What a round took; told after everything else about it."""
+        self._news.append((picks, spent))
+
+    def read(self, member: int, tokens: int, seconds: float) -> None:
+        """A drafter has read what it lacked of a text."""
+        self._prices.read(member, tokens, seconds)
+
+    def _learn(self) -> None:
+        """What was told since the last choice: rounds for which it was held did not wait."""
+        news, self._news = self._news, []
+        for item in news:
+            if isinstance(item, Told):
+                self._estimates.add(item)
+                self._probes.told(item)
+                continue
+            picks, spent = item
+            seconds, n = self._prices.add(picks, spent), len(picks)
+            if spent.rows == 1:
+                self._probes.timed(self._round, n)
+            self._probes.spent(seconds, spent.emitted, self._prices.plain(n))
+
+    # --- why ----------------------------------------------------------------------
+
+    def report(self) -> Report:
+        """What is chosen now, and what each drafter promises; of the rounds so far."""
+        self._learn()
+        n, prices = self._batch, self._prices
+        plain = prices.plain(n)
+        found = []
+        for m, member in enumerate(self.members):
+            alpha, tokens = self._estimates.overall(m)
+            seconds = prices.draft(m, n) + prices.look[m].value + prices.rest(prices.rows(m), n, m)
+            speedups = tokens * plain / np.maximum(seconds, 1e-9)
+            k = int(speedups[1:].argmax()) + 1
+            step = prices.look[m].value if member.instant else float(prices.draft(m, n)[k]) / k
+            speedup = float(speedups[k]) if alpha and plain else None
+            rounds, fast = prices.rounds[m], member.instant
+            found.append(Estimate(member.name, fast, k, speedup, tuple(alpha), step, rounds))
+        m, k = self._chosen
+        names = [self.members[i].name for i in ([m] if m >= 0 else self._instant)]
+        share = self._probes.seconds / prices.seconds if prices.seconds else 0.0
+        who = "+".join(names) if k and names else None
+        return Report(who, k, n, plain, tuple(found), self._probes.count, share)
+
+
+def _kind(ask: Ask) -> int:
+    """Of a draft by a model: where others propose much, it is right more often, too."""
+    longest = max((len(counts) - 1 for counts in ask.offers.values()), default=0)
+    return kind_of(longest)

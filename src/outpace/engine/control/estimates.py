@@ -1,0 +1,139 @@
+"""What rounds are expected to emit: estimates of α for every drafter, sequence and kind of round.
+
+Kinds are told apart by how much was proposed: where a drafter finds a long match, it is right
+more often, and so is a model. What is known of a drafter in all rounds stands in for a kind that
+is new, and what is known of all sequences for one that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .plan import Profile, Told
+from .survival import Floats, Survival, expected, trust_in_others
+
+_OWN, _OTHERS = 96.0, 2048.0
+"""Tokens after which evidence of a sequence itself, and of all, has faded to 1/e."""
+
+_OF_KINDS = 4.0
+"""Rounds of a kind that outweigh what is known of all kinds."""
+
+_FRESH = 8
+"""Judged proposals before what all sequences show is looked up anew."""
+
+Key = float
+"""What acceptance follows from beside the text: the temperature."""
+
+
+@dataclass(slots=True)
+class _Table:
+    """Evidence, and the text there was when it was last added to."""
+
+    survival: Survival
+    text: int
+
+    def add(self, told: Told, text: int) -> None:
+        self.survival.pass_by(text - self.text)
+        self.text = text
+        self.survival.add(told.reached, told.accepted)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A sequence: its tokens, its evidence by member and kind, and what follows from it."""
+
+    key: Key
+    tokens: int = 0
+    own: dict[tuple[int, int], _Table] = field(default_factory=dict)
+    gains: dict[tuple[int, int], Floats] = field(default_factory=dict)
+
+
+class Estimates:
+    """Estimates for all open sequences.
+
+    Args:
+        most: the longest K that is asked about.
+    """
+
+    def __init__(self, members: Sequence[Profile], most: int) -> None:
+        self._members, self._most = members, most
+        self._open: dict[int, _Open] = {}
+        self._shared: dict[tuple[Key, int, int | None], _Table] = {}
+        self._priors: dict[tuple[Key, int, int], tuple[int, list[float]]] = {}
+        self._text = self._told = 0  # tokens emitted, proposals judged
+
+    def open(self, slot: int, key: Key) -> None:
+        self._open[slot] = _Open(key)
+
+    def close(self, slot: int) -> None:
+        self._open.pop(slot, None)
+
+    def forget(self) -> None:
+        """Drop what all sequences have shown."""
+        self._shared.clear()
+        self._priors.clear()
+
+    def emitted(self, slot: int, tokens: int) -> None:
+        """So many tokens of a sequence."""
+        if (open_ := self._open.get(slot)) is not None:
+            open_.tokens += tokens
+            self._text += tokens
+
+    def add(self, told: Told) -> None:
+        """A proposal was judged."""
+        open_ = self._open.get(told.slot)
+        if open_ is None:
+            return
+        which, most = (told.member, told.kind), self._members[told.member].most
+        if which not in open_.own:
+            open_.own[which] = _Table(Survival(most, _OWN), open_.tokens)
+        open_.own[which].add(told, open_.tokens)
+        open_.gains.pop(which, None)
+        for kind in (told.kind, None):
+            place = open_.key, told.member, kind
+            if place not in self._shared:
+                self._shared[place] = _Table(Survival(most, _OTHERS), self._text)
+            self._shared[place].add(told, self._text)
+        self._told += 1
+
+    def tokens(self, slot: int, member: int, kind: int) -> Floats:
+        """That a round is expected to emit for a sequence, by K: `[K + 1]`."""
+        open_, which = self._open[slot], (member, kind)
+        gains = open_.gains.get(which)
+        if gains is None:
+            alpha = self._prior(open_.key, member, kind)
+            own = open_.own.get(which)
+            if own is not None:
+                alpha = own.survival.alpha(alpha, trust_in_others(open_.tokens, _OWN))
+            gains = open_.gains[which] = self._by_k(alpha)
+        return gains
+
+    def _by_k(self, alpha: Sequence[float]) -> Floats:
+        gains = expected(alpha[: self._most])
+        return np.pad(gains, (0, self._most + 1 - len(gains)), mode="edge")
+
+    def _prior(self, key: Key, member: int, kind: int) -> list[float]:
+        """α of all sequences, looked up anew from time to time."""
+        place = key, member, kind
+        held = self._priors.get(place)
+        if held is None or self._told - held[0] >= _FRESH:
+            alpha = self._of(key, member, None).alpha()
+            alpha = self._of(key, member, kind).alpha(alpha, _OF_KINDS)
+            held = self._priors[place] = self._told, alpha
+        return held[1]
+
+    def _of(self, key: Key, member: int, kind: int | None) -> Survival:
+        table = self._shared.get((key, member, kind))
+        return Survival(self._members[member].most, _OTHERS) if table is None else table.survival
+
+    def overall(self, member: int) -> tuple[list[float], Floats]:
+        """α by depth in all rounds at the temperature seen last, and tokens by K."""
+        tables = {key: t for (key, m, kind), t in self._shared.items() if m == member and not kind}
+        if not tables:
+            return [], np.ones(self._most + 1)
+        key = max(tables, key=lambda key: tables[key].text)
+        alpha = self._of(key, member, None).alpha()
+        return alpha, self._by_k(alpha)

@@ -1,0 +1,102 @@
+"""What a controller is asked, what it answers, and what it is told afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A drafter as it is seen here.
+
+    Attributes:
+        instant: whether it runs no model; see `Drafter`.
+        most: the longest path worth asking for.
+        cost: what a drafted token may cost, of a target pass, before it was measured.
+        begun: whether its rounds begin the target's pass, so that their rest is another.
+        whole: whether what it proposes must be taken as it is, or not at all.
+    """
+
+    name: str
+    instant: bool
+    most: int
+    cost: float = 0.0
+    begun: bool = False
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A sequence that takes part in a round.
+
+    Attributes:
+        slot: where it runs.
+        budget: the longest path worth drafting; 0 where nothing may be drafted.
+        left: tokens that it may still emit.
+        offers: of the drafters without a model that were looked at, how many nodes their
+            proposal has up to each depth, from 0; `(0,)` where there is none.
+        lags: of the drafters with a model, tokens that they would have to read first.
+    """
+
+    slot: int
+    budget: int
+    left: int
+    offers: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    lags: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Who drafts for a sequence, and how far.
+
+    Attributes:
+        member: the drafter's index.
+        k: the longest path.
+        kind: of a drafter with a model, what kind of round it is; see `kind_of`.
+    """
+
+    member: int
+    k: int
+    kind: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What became of a drafter's proposal.
+
+    Attributes:
+        reached, accepted: depths that were judged, and of these the first that passed. One
+            that was not judged, because the text ended there, counts as neither.
+    """
+
+    slot: int
+    member: int
+    kind: int
+    reached: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of a round.
+
+    Attributes:
+        looks: of the drafters that were looked at.
+        draft: of the drafter with a model that drafted, if one did; `reading` what it lacked.
+        rest: of all else.
+        rows: of the target's pass.
+        emitted: tokens, of all sequences.
+    """
+
+    looks: Mapping[int, float]
+    draft: float
+    reading: float
+    rest: float
+    rows: int
+    emitted: int
+
+
+def kind_of(depth: int) -> int:
+    """Of a round, by how far somebody who runs no model proposes."""
+    return depth.bit_length()

@@ -1,0 +1,97 @@
+"""What a round is expected to cost: the parts of its time, for every drafter and K."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .plan import Pick, Profile, Spent
+from .survival import Floats
+from .times import Mean, Times
+
+_PRESENT = 0.25
+"""Weight of a round in the running mean of how many nodes a draft has."""
+
+
+class Prices:
+    """Measured seconds of drafts, look-ups, reading, and of all else in a round.
+
+    Attributes:
+        look, reading: of each drafter, for a look-up and per token it has to read.
+        rounds: of each drafter.
+        seconds: of all rounds.
+    """
+
+    def __init__(self, members: Sequence[Profile], most: int) -> None:
+        self._members = members
+        self._ks = np.arange(most + 1, dtype=np.float64)
+        self._rest = Times()
+        self._begun = {i: Times() for i, m in enumerate(members) if m.begun}
+        self._draft = [Times(0.0) for _ in members]
+        self._nodes = [self._ks.copy() for _ in members]
+        self._sized: set[tuple[int, int]] = set()
+        self.look = [Mean() for _ in members]
+        self.reading = [Mean() for _ in members]
+        self.rounds = [0] * len(members)
+        self.seconds = 0.0
+
+    # --- what is asked -------------------------------------------------------------
+
+    def plain(self, batch: int) -> float:
+        """Of a round of plain decoding."""
+        return self._rest.one(1, batch)
+
+    def plain_rounds(self, batch: int | None = None) -> int:
+        """How often one was timed; by default any round."""
+        return self._rest.measured if batch is None else self._rest.count(1, batch)
+
+    def tried(self, member: int) -> bool:
+        """Whether it has drafted."""
+        return self._draft[member].known
+
+    def draft(self, member: int, batch: int) -> Floats:
+        """Of a draft by K, `[K + 1]`; before one was timed, what it may cost."""
+        if self.tried(member):
+            return self._draft[member].at(self._ks, batch)
+        found: Floats = self._ks * (self._members[member].cost * self.plain(batch))
+        return found
+
+    def rest(self, rows: Floats, batch: int, member: int = -1) -> Floats:
+        """Of the target's pass over so many rows and all else."""
+        begun = self._begun.get(member)
+        times = begun if begun is not None and begun.known else self._rest
+        return times.hoped(rows, batch)
+
+    def rows(self, member: int) -> Floats:
+        """Of the pass, by K: of trees it is learned."""
+        found: Floats = self._nodes[member] + 1
+        return found
+
+    # --- what is told --------------------------------------------------------------
+
+    def read(self, member: int, tokens: int, seconds: float) -> None:
+        """A drafter has read what it lacked of a text."""
+        self.reading[member].add(seconds / max(1, tokens))
+
+    def add(self, picks: Sequence[Pick | None], spent: Spent) -> float:
+        """What a round took; its seconds."""
+        batch, rest = len(picks), self._rest
+        for i, seconds in spent.looks.items():
+            self.look[i].add(seconds)
+        longest: dict[int, int] = {}
+        for pick in picks:
+            if pick is not None:
+                longest[pick.member] = max(pick.k, longest.get(pick.member, 0))
+        for m, k in longest.items():
+            self.rounds[m] += 1
+            if not self._members[m].instant:
+                self._draft[m].add(k, batch, spent.draft)
+                rest = self._begun.get(m, rest)
+                weight = _PRESENT if (m, k) in self._sized else 1.0
+                self._nodes[m][k] += weight * (spent.rows - 1 - self._nodes[m][k])
+                self._sized.add((m, k))
+        rest.add(spent.rows, batch, spent.rest)
+        whole = sum(spent.looks.values()) + spent.draft + spent.reading + spent.rest
+        self.seconds += whole
+        return whole

@@ -1,0 +1,157 @@
+"""Probes: rounds that find out about a drafter that is not in use, at a bounded price.
+
+What a probe loses against the best choice is paid from a credit, which grows by a hundredth of
+the time (`SHARE`). It drafts one token for one sequence of a batch, that which it has least to
+read for; if that passes, two in the next round, and if these do, for all sequences: what was
+accepted pays for it. A plain round that is timed again is paid from the same credit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .plan import Told
+
+SHARE = 0.01
+"""Of the time that probes may take."""
+
+_CREDIT = 4, 64
+"""Plain rounds that probes may take at once, at the start and at most."""
+
+_GAP = 6
+"""Rounds between two probes of a drafter, if the first did not succeed."""
+
+_REST = 32
+"""Rounds, at most, before it is thought about again."""
+
+_STALE = 400
+"""Rounds after which a plain one is timed again; the first times sooner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A drafter that could win.
+
+    Attributes:
+        lags: tokens that it would have to read for each sequence; None where it cannot draft.
+        losses: seconds that a probe of one token loses, and what reading a token adds.
+    """
+
+    member: int
+    lags: Sequence[int | None]
+    losses: tuple[float, float]
+
+
+@dataclass(slots=True)
+class Probe:
+    """A probe in this round.
+
+    Attributes:
+        sequences: which of them it drafts for.
+        rate: tokens per second that the best choice promises.
+    """
+
+    member: int
+    k: int
+    sequences: Sequence[int]
+    rate: float
+    reached: int = 0
+    passed: int = 0
+
+
+@dataclass(slots=True)
+class Probes:
+    """When to probe.
+
+    Attributes:
+        count, seconds: probes so far, and what they have lost.
+        now: the one in this round.
+    """
+
+    count: int = 0
+    seconds: float = 0.0
+    now: Probe | None = None
+    _credit: float | None = None
+    _streak: int = 0
+    _lacking: float = 0.0  # seconds of credit, for the next probe
+    _last: dict[int, int] = field(default_factory=dict)  # round of each drafter's last probe
+    _timed: dict[int, int] = field(default_factory=dict)  # of the last plain one of so many
+
+    def time_plain(self, round_: int, batch: int, counted: int, lost: float) -> bool:
+        """Whether a plain round should be timed again.
+
+        Args:
+            counted: how often it was.
+            lost: seconds.
+        """
+        last = self._timed.get(batch)
+        if last is not None and round_ - last <= min(_STALE, 16 << counted):
+            return False
+        if self._credit is None or self._credit < lost:
+            return False
+        self._timed[batch] = round_
+        self._credit -= max(0.0, lost)
+        return True
+
+    def timed(self, round_: int, batch: int) -> None:
+        """A plain round was timed."""
+        self._timed[batch] = round_
+
+    def choose(self, round_: int, candidates: Sequence[Candidate], rate: float) -> Probe | None:
+        """The next probe, if there is credit for one: of who was probed longest ago."""
+        before, self.now = self.now, None
+        if self._credit is None:  # of the first round nothing is known
+            return None
+        for c in candidates:
+            if before is None or c.member != before.member or 2 * before.passed <= before.reached:
+                continue
+            if self._credit >= 0:
+                self._streak += 1
+                able = [b for b, lag in enumerate(c.lags) if lag is not None]
+                sequences = able if self._streak > 1 else [b for b in before.sequences if b in able]
+                if sequences:
+                    return self._begin(round_, Probe(c.member, 2, sequences, rate))
+        self._streak = 0
+        self._lacking = math.inf
+        for c in sorted(candidates, key=lambda c: self._last.get(c.member, -_GAP)):
+            first, per_token = c.losses
+            lag, b = min((lag, b) for b, lag in enumerate(c.lags) if lag is not None)
+            waited = round_ - self._last.get(c.member, -_GAP)
+            lacking = first + lag * per_token - self._credit
+            if waited >= _GAP and lacking <= 0:
+                return self._begin(round_, Probe(c.member, 1, [b], rate))
+            self._lacking = min(self._lacking, max(0.0, lacking))
+        return None
+
+    def rest(self, plain: float) -> int:
+        """Plain rounds, of so many seconds, before there is credit for a probe."""
+        if self._credit is None or self.now is not None:
+            return 0
+        return int(min(_REST, self._lacking / (SHARE * plain)))
+
+    def _begin(self, round_: int, probe: Probe) -> Probe:
+        self.now, self._last[probe.member] = probe, round_
+        return probe
+
+    def told(self, told: Told) -> None:
+        """What became of a proposal."""
+        if self.now is not None and told.member == self.now.member:
+            self.now.reached += told.reached
+            self.now.passed += told.accepted
+
+    def spent(self, seconds: float, emitted: int, plain: float) -> None:
+        """A round is over.
+
+        Args:
+            plain: what a plain one takes.
+        """
+        if self._credit is None:
+            self._credit = _CREDIT[0] * plain
+        self._credit = min(self._credit + SHARE * seconds, _CREDIT[1] * plain)
+        if self.now is not None:
+            lost = seconds - emitted / self.now.rate
+            self.count += 1
+            self.seconds += lost
+            self._credit -= lost

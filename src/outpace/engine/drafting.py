@@ -1,0 +1,371 @@
+"""The drafting half of a round: who drafts for whom and how far, and what became of it.
+
+A controller chooses among the members of the engine's drafter; where there is but one of a
+fixed K, it always drafts. A member is told of the rounds that it drafted in (one that looks at
+the target's features of all): the rest it reads when it drafts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..drafters.base import Commit, Context, Drafter, together
+from ..models.base import upload
+from ..sampling import DraftNoise, Warp
+from ..trees import chain, cut
+from ..types import Draft, PointMass, Tree
+from .clock import Clock
+from .control import Ask, Controller, Pick, Profile, Spent, Told, kind_of
+
+_LATE = 32
+"""Tokens a drafter may lack before it is timed how long it takes to read them."""
+
+LOOK, READ, DRAFT = "look", "read", "draft"
+
+DrawNoise = Callable[[int], DraftNoise | None]
+"""What drafts of so many nodes are drawn with."""
+
+
+@dataclass(slots=True)
+class _Proposal:
+    """What a drafter without a model proposed, compared with the text as far as there is any."""
+
+    member: int
+    tokens: Sequence[int]
+    tree: Tree
+    start: int  # the length of the context it was made for
+    node: int = -1
+    depth: int = 0
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A sequence.
+
+    Attributes:
+        read: of each member that has opened it, how long the text was that it drafted for.
+    """
+
+    context: Context
+    read: dict[int, int]
+    proposals: list[_Proposal]
+
+
+class Drafting:
+    """The members of a drafter at work.
+
+    Args:
+        controller: chooses; without one the only member always drafts.
+    """
+
+    def __init__(self, drafter: Drafter, controller: Controller | None) -> None:
+        self.members = members_of(drafter)
+        self.controller = controller
+        self._drafter = drafter
+        self._slots: dict[int, _Slot] = {}
+        self._picks: Sequence[Pick | None] = []
+        self._drafted: set[tuple[int, int]] = set()  # members and slots, in this round
+
+    # --- sequences ---------------------------------------------------------------
+
+    def open(self, context: Context, features: tuple[Tensor, ...], temperature: float) -> None:
+        """A sequence begins. Who runs a model reads it when it is to draft."""
+        slot = self._slots[context.slot] = _Slot(context, {}, [])
+        if self.controller is not None:
+            self.controller.open(context.slot, temperature)
+        for m, member in enumerate(self.members):
+            if self.controller is None or member.taps:
+                member.open(context, self._features(member, features))
+                slot.read[m] = len(context.tokens)
+
+    def close(self, slot: int) -> None:
+        if self.controller is not None:
+            self.controller.close(slot)
+        if slot in self._slots:  # its prompt was read
+            for m in self._slots.pop(slot).read:
+                self.members[m].close(slot)
+
+    # --- a round ------------------------------------------------------------------
+
+    def sit_out(self, batch: int) -> None:
+        """Nobody drafts in this round."""
+        self._drafted.clear()
+        self._picks = [None] * batch
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        budgets: Sequence[int],
+        left: Sequence[int],
+        warp: Warp,
+        noise: DrawNoise,
+        clock: Clock,
+    ) -> Draft:
+        """What is proposed for these sequences.
+
+        Args:
+            budgets: the longest path worth drafting for each.
+            left: tokens that each may still emit.
+        """
+        self.sit_out(len(contexts))
+        if self.controller is None:
+            self._drafted = {(0, c.slot) for c in contexts}
+            draft = self.members[0].draft(contexts, budgets, warp, noise(max(budgets)))
+            clock.lap(DRAFT)
+            return draft
+        looked: dict[int, Draft] = {}
+        picks = self.controller.again([c.slot for c in contexts], budgets)
+        if picks is None:
+            looked = self._look(self.controller.looks(), contexts, budgets, warp, clock)
+            asks = [
+                Ask(c.slot, budget, rest, self._offers(b, looked), self._lags(c))
+                for b, (c, budget, rest) in enumerate(zip(contexts, budgets, left, strict=True))
+            ]
+            picks = self.controller.choose(asks)
+            if looked:
+                clock.lap(f"{LOOK} {min(looked)}")  # what is chosen among, costs that, too
+        self._picks = picks
+        parts: list[tuple[Draft, Sequence[int]]] = []
+        for m in sorted({*looked, *(pick.member for pick in picks if pick is not None)}):
+            rows = [b for b, pick in enumerate(picks) if pick is not None and pick.member == m]
+            self._drafted |= {(m, contexts[b].slot) for b in rows}
+            lengths = [pick.k for pick in picks if pick is not None and pick.member == m]
+            if m in looked:
+                others = [c.slot for b, c in enumerate(contexts) if b not in rows]
+                self.members[m].observe([Commit(slot, ()) for slot in others])
+                if self.members[m].tops:  # else one that knows nothing yet would never learn
+                    self._drafted |= {(m, slot) for slot in others}
+                if rows:
+                    parts.append((_shortened(looked[m], rows, lengths), rows))
+                continue
+            own = [contexts[b] for b in rows]
+            self._catch_up(m, own, clock)
+            drawn = noise(max(lengths))
+            if len(rows) < len(contexts):
+                warp_of = warp.select(rows)
+                drawn = drawn and drawn.select(upload(torch.tensor(rows), warp.device))
+            else:
+                warp_of = warp
+            parts.append((self.members[m].draft(own, lengths, warp_of, drawn), rows))
+            clock.lap(DRAFT)
+        return together(parts, len(contexts), warp.device)
+
+    def _look(
+        self,
+        members: Sequence[int],
+        contexts: Sequence[Context],
+        budgets: Sequence[int],
+        warp: Warp,
+        clock: Clock,
+    ) -> dict[int, Draft]:
+        """What those without a model propose."""
+        assert self.controller is not None
+        found: dict[int, Draft] = {}
+        for m in members:
+            member = self.members[m]
+            for context in contexts:
+                self._opened(m, context)
+            lengths = [min(budget, self.controller.members[m].most) for budget in budgets]
+            found[m] = member.draft(contexts, lengths, warp, None)
+            tokens = found[m].tokens.tolist()
+            for context, ids, tree in zip(contexts, tokens, found[m].trees, strict=True):
+                if len(tree):
+                    proposal = _Proposal(m, ids, tree, len(context.tokens))
+                    self._slots[context.slot].proposals.append(proposal)
+            clock.lap(f"{LOOK} {m}")
+        return found
+
+    def _offers(self, b: int, looked: Mapping[int, Draft]) -> dict[int, Sequence[int]]:
+        return {m: _counts(draft.trees[b]) for m, draft in looked.items()}
+
+    def _lags(self, context: Context) -> dict[int, int]:
+        """What those with a model have not read."""
+        read = self._slots[context.slot].read
+        lags = {}
+        for m, member in enumerate(self.members):
+            if not member.instant and member.reads:
+                late = len(context.tokens) - read.get(m, 0)
+                lags[m] = late if late > _LATE else 0
+        return lags
+
+    def _opened(self, m: int, context: Context) -> bool:
+        """Let a member open a sequence; whether it has not before."""
+        read = self._slots[context.slot].read
+        if m in read:
+            return False
+        self.members[m].open(context, ())
+        read[m] = len(context.tokens)
+        return True
+
+    def _catch_up(self, m: int, contexts: Sequence[Context], clock: Clock) -> None:
+        """Let a member read what it lacks, timed if it is much."""
+        lacking = 0
+        for c in contexts:
+            read = self._slots[c.slot].read
+            late = len(c.tokens) - read.get(m, 0) if self.members[m].reads else 0
+            if not self._opened(m, c) and late > _LATE:
+                self.members[m].catch_up([c])
+            lacking += late if late > _LATE else 0
+            read[m] = len(c.tokens)
+        if lacking:
+            clock.lap(f"{READ} {m} {lacking}")
+
+    def _features(self, member: Drafter, features: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Of all that are tapped those that a member wants."""
+        if not features:
+            return ()
+        return tuple(features[self._drafter.taps.index(tap)] for tap in member.taps)
+
+    # --- what came of it ----------------------------------------------------------
+
+    @property
+    def tops(self) -> int:
+        """How many of the target's likeliest tokens are wanted of this round."""
+        members = {m for m, _ in self._drafted}
+        return max((self.members[m].tops for m in members), default=0)
+
+    def drafter_of(self, b: int) -> str:
+        """Who has proposed something for the round's b-th sequence."""
+        pick = self._picks[b]
+        return self.members[0 if pick is None else pick.member].name
+
+    def judged(self, b: int, slot: int, accepted: int, ended: bool, emitted: int) -> None:
+        """Of the round's b-th sequence so many drafted tokens were accepted.
+
+        Args:
+            ended: whether nothing was proposed behind them that the target has refused.
+        """
+        if self.controller is None:
+            return
+        self.controller.emitted(slot, emitted)
+        pick = self._picks[b]
+        if pick is not None and not self.members[pick.member].instant:
+            reached = accepted + (not ended)
+            self.controller.told(Told(slot, pick.member, pick.kind, reached, accepted))
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """The round is over for those that go on."""
+        for m, member in enumerate(self.members):
+            told = [c for c in commits if (m, c.slot) in self._drafted or member.taps]
+            if told:
+                member.observe([self._own(member, c) for c in told])
+        if self.controller is not None:
+            for commit in commits:
+                self._compare(self._slots[commit.slot])
+
+    def _own(self, member: Drafter, commit: Commit) -> Commit:
+        """What a member wants to know of a commit."""
+        if len(self.members) == 1:
+            return commit
+        top = None if commit.top is None or not member.tops else commit.top[:, : member.tops]
+        return replace(commit, features=self._features(member, commit.features), top=top)
+
+    def _compare(self, slot: _Slot) -> None:
+        """Proposals with the text that has followed; those that it has outrun are judged."""
+        assert self.controller is not None
+        tokens, open_ = slot.context.tokens, []
+        for p in slot.proposals:
+            refused = False
+            deepest = max(p.tree.depths)
+            while p.depth < deepest and p.start + p.depth < len(tokens):
+                token = tokens[p.start + p.depth]
+                below = _children(p.tree, p.node)
+                node = next((c for c in below if p.tokens[c] == token), None)
+                if node is None:
+                    refused = bool(below)
+                    break
+                p.node, p.depth = node, p.depth + 1
+            else:
+                if p.depth < deepest:
+                    open_.append(p)
+                    continue
+            told = Told(slot.context.slot, p.member, kind_of(deepest), p.depth + refused, p.depth)
+            self.controller.told(told)
+        slot.proposals = open_
+
+    def spent(self, laps: Mapping[str, float], whole: float, rows: int, emitted: int) -> None:
+        """What the round took, in seconds."""
+        if self.controller is None:
+            return
+        looks: dict[int, float] = {}
+        reading = 0.0
+        for name, seconds in laps.items():
+            what, *numbers = name.split()
+            if what == LOOK:
+                looks[int(numbers[0])] = seconds
+            elif what == READ:
+                reading += seconds
+                self.controller.read(int(numbers[0]), int(numbers[1]), seconds)
+        draft = laps.get(DRAFT, 0.0)
+        rest = whole - draft - reading - sum(looks.values())
+        self.controller.spent(self._picks, Spent(looks, draft, reading, rest, rows, emitted))
+
+
+def members_of(drafter: Drafter) -> list[Drafter]:
+    """Those that it is made of, or it alone."""
+    if not drafter.members:
+        return [drafter]
+    return [part for member in drafter.members for part in members_of(member)]
+
+
+def controller_of(drafter: Drafter, fixed: int | None) -> Controller | None:
+    """What chooses; None where there is nothing to choose.
+
+    Args:
+        fixed: the K of every round, if it is.
+    """
+    members = members_of(drafter)
+    if fixed is not None and len(members) == 1:
+        return None
+    profiles = [
+        Profile(
+            m.name,
+            m.instant,
+            m.most if fixed is None else min(m.k, fixed),
+            m.cost,
+            m.begun > 0,
+            m.whole,
+        )
+        for m in members
+    ]
+    return Controller(profiles, fixed)
+
+
+def nothing(batch: int, device: torch.device) -> Draft:
+    """The draft of plain decoding."""
+    empty = torch.empty(batch, 0, dtype=torch.int64, device=device)
+    return Draft(empty, PointMass(), (chain(0),) * batch)
+
+
+def _counts(tree: Tree) -> Sequence[int]:
+    """Nodes up to each depth, from 0."""
+    if tree.is_chain:
+        return range(len(tree) + 1)
+    deepest = max(tree.depths)
+    return [sum(depth <= d for depth in tree.depths) for d in range(deepest + 1)]
+
+
+def _children(tree: Tree, node: int) -> list[int]:
+    if tree.is_chain:
+        return [node + 1] if node + 1 < len(tree) else []
+    return [c for c, parent in enumerate(tree.parents) if parent == node]
+
+
+def _shortened(draft: Draft, rows: Sequence[int], lengths: Sequence[int]) -> Draft:
+    """Of some sequences the nodes that are not deeper than this. They are certain."""
+    if len(rows) == len(draft.trees) and all(tree.is_chain for tree in draft.trees):
+        shapes = tuple(chain(min(len(t), k)) for t, k in zip(draft.trees, lengths, strict=True))
+        return Draft(draft.tokens[:, : max(lengths)], draft.law, shapes)
+    trees, kept = [], []
+    for b, length in zip(rows, lengths, strict=True):
+        tree = draft.trees[b]
+        trees.append(cut(tree, length))
+        kept.append([node for node, depth in enumerate(tree.depths) if depth <= length])
+    width = max(map(len, trees))
+    at = torch.tensor([nodes + [0] * (width - len(nodes)) for nodes in kept])
+    tokens = draft.tokens[torch.tensor(rows)].gather(1, at.to(draft.tokens.device))
+    return Draft(tokens, draft.law, tuple(trees))

@@ -1,0 +1,196 @@
+"""A controller at work on a made-up machine and text: no model runs, and no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from outpace.engine.control import Ask, Controller, Pick, Profile, Spent, Told, kind_of
+
+Alpha = Callable[[int, int], float]
+"""α of a drafter at a token of the text and a depth."""
+
+
+@dataclass
+class Machine:
+    """What things take, in milliseconds.
+
+    Attributes:
+        target: by rows of the pass, of all sequences.
+        draft: of each drafter, a step for one sequence; `per` more for each further one.
+        begin: of each drafter, what a draft takes beside its steps.
+        look: of each drafter without a model.
+        reading: of each drafter, per token it has to read.
+        noise: relative standard deviation of what is measured; one measurement in 50 is three
+            times as long.
+    """
+
+    target: Callable[[int], float]
+    draft: Sequence[float]
+    look: Sequence[float] = ()
+    reading: Sequence[float] = ()
+    begin: Sequence[float] = (0.0, 0.0)
+    per: float = 0.05
+    noise: float = 0.05
+
+
+@dataclass
+class Run:
+    """What became of a text, round by round: true milliseconds, tokens, and how many were to be
+    expected of what was chosen, which luck has no part in."""
+
+    seconds: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    expected: list[float] = field(default_factory=list)
+    picks: list[list[Pick | None]] = field(default_factory=list)
+
+    def pace(self, first: int = 0, last: int | None = None) -> float:
+        """Milliseconds per token from one token of the text on to another."""
+        at = np.cumsum([0, *self.tokens])
+        inside = (at[:-1] >= first) & (at[:-1] < (at[-1] if last is None else last))
+        return float(np.array(self.seconds)[inside].sum() / np.array(self.expected)[inside].sum())
+
+
+class World:
+    """Sequences that are generated together.
+
+    Args:
+        alphas: of each drafter, or of each sequence those of each drafter.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        members: Sequence[Profile],
+        alphas: Sequence[Alpha] | Sequence[Sequence[Alpha]],
+        *,
+        batch: int = 1,
+        prompt: int = 50,
+        seed: int = 0,
+    ) -> None:
+        self.machine, self.members = machine, members
+        each = [a for a in alphas if not callable(a)]
+        self.alphas: Sequence[Sequence[Alpha]] = each or [alphas] * batch  # type: ignore[list-item]
+        self.batch, self.prompt = batch, prompt
+        self.rng = np.random.default_rng(seed)
+
+    def measured(self, true: float) -> float:
+        slow = 3.0 if self.rng.random() < 0.02 else 1.0
+        return true * slow * (1 + self.machine.noise * float(self.rng.standard_normal()))
+
+    def expected(self, b: int, member: int, at: int, k: int) -> float:
+        """Tokens that a round of K is to emit."""
+        alphas = [self.alphas[b][member](at, depth) for depth in range(k)]
+        return 1 + float(np.cumprod(alphas).sum())
+
+    def passed(self, b: int, member: int, at: int, k: int) -> int:
+        """Tokens of a proposal of k for a sequence that are right."""
+        for depth in range(k):
+            if self.rng.random() >= self.alphas[b][member](at, depth):
+                return depth
+        return k
+
+    def generate(self, controller: Controller, tokens: int, run: Run) -> None:
+        """Sequences of so many tokens each."""
+        m = self.machine
+        text = [0] * self.batch
+        read = [dict[int, int]() for _ in text]
+        waiting: list[list[tuple[int, int, int, int]]] = [[] for _ in text]  # looked at
+        for slot in range(self.batch):
+            controller.open(slot, 0.0)
+        while min(text) < tokens:
+            budgets = [max(0, min(controller.most, tokens - at - 1)) for at in text]
+            held = controller.again(list(range(self.batch)), budgets)
+            looks = {i: m.look[i] for i in controller.looks()} if held is None else {}
+            asks = []
+            found: list[dict[int, int]] = []
+            for b, at in enumerate(text):
+                right = {i: self.passed(b, i, at, self.members[i].most) for i in looks}
+                found.append(right)
+                offers = {i: range(self.members[i].most + 1) for i in looks}
+                lags = {
+                    i: self.prompt + at - read[b].get(i, 0)
+                    for i, p in enumerate(self.members)
+                    if not p.instant
+                }
+                lags = {i: lag if lag > 32 else 0 for i, lag in lags.items()}
+                left = max(0, tokens - at)
+                asks.append(Ask(b, max(0, min(controller.most, left - 1)), left, offers, lags))
+            picks = controller.choose(asks) if held is None else held
+            draft = reading = 0.0
+            rows, emitted, expected = 1, 0, 0.0
+            drafting = {p.member for p in picks if p and not self.members[p.member].instant}
+            for i in drafting:
+                lag = sum(asks[b].lags[i] for b, p in enumerate(picks) if p and p.member == i)
+                if lag:
+                    reading += lag * m.reading[i]
+                    controller.read(i, lag, self.measured(lag * m.reading[i]))
+                k = max(p.k for p in picks if p and p.member == i)
+                step = m.draft[i] * (1 + m.per * (self.batch - 1))
+                draft += m.begin[i] + k * step
+            for b, pick in enumerate(picks):
+                accepted = 0
+                for i, right in found[b].items():
+                    waiting[b].append((i, text[b], right, self.members[i].most))
+                expected += self.expected(b, pick.member, text[b], pick.k) if pick else 1
+                if pick is not None:
+                    rows = max(rows, pick.k + 1)
+                    instant = self.members[pick.member].instant
+                    right = found[b].get(pick.member) if instant else None
+                    if right is None:
+                        right = self.passed(b, pick.member, text[b], pick.k)
+                        read[b][pick.member] = self.prompt + text[b]
+                    accepted = min(right, pick.k)
+                    if not instant:
+                        reached = accepted + (accepted < pick.k)
+                        controller.told(Told(b, pick.member, pick.kind, reached, accepted))
+                text[b] += accepted + 1
+                emitted += accepted + 1
+                controller.emitted(b, accepted + 1)
+                for item in list(waiting[b]):
+                    i, at, right, most = item
+                    if at + right < text[b]:
+                        kind = kind_of(most)
+                        controller.told(Told(b, i, kind, right + (right < most), right))
+                        waiting[b].remove(item)
+            rest = m.target(rows * self.batch)
+            spent = Spent(
+                {i: self.measured(x) for i, x in looks.items()},
+                self.measured(draft),
+                reading,
+                self.measured(rest),
+                rows,
+                emitted,
+            )
+            controller.spent(picks, spent)
+            run.seconds.append(sum(looks.values()) + draft + reading + rest)
+            run.tokens.append(emitted)
+            run.expected.append(expected)
+            run.picks.append(picks)
+        for slot in range(self.batch):
+            controller.close(slot)
+
+
+def pace_of(world: World, member: int, k: int, first: int, last: int) -> float:
+    """Milliseconds per token of a fixed K on a part of the text, once it is under way, where all
+    sequences are as the first."""
+    m, profile = world.machine, world.members[member]
+    if k == 0:
+        return m.target(world.batch) / world.batch
+    emitted = np.mean([world.expected(0, member, at, k) for at in range(first, last, 8)])
+    step = 1 + m.per * (world.batch - 1)
+    seconds = m.look[member] if profile.instant else m.begin[member] + k * m.draft[member] * step
+    seconds += m.target((k + 1) * world.batch)
+    return seconds / (world.batch * float(emitted))
+
+
+def best_pace(world: World, first: int, last: int) -> tuple[float, int, int]:
+    """The lowest of all drafters and K on a part of the text."""
+    found = [
+        (pace_of(world, i, k, first, last), i, k)
+        for i, p in enumerate(world.members)
+        for k in range(p.most + 1)
+    ]
+    return min(found)

@@ -1,0 +1,523 @@
+"""The controller: never slower than plain decoding, near the best K and drafter, cheap to be so.
+
+Most of this is played: machines, texts and what they take are made up (`simulation`), so that
+nothing depends on a clock. Every promise has a controller without the part that keeps it, which
+breaks it. What an engine does with the choices is held against engines on Markov models.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from simulation import Machine, Run, World, best_pace
+
+from conformance_cases import DRAFTERS, MARKOV, NEAR, PROMPT, V
+from outpace import SamplingParams
+from outpace.drafters import CascadeDrafter, ModelDrafter, NgramDrafter, SuffixDrafter
+from outpace.engine import Engine
+from outpace.engine.control import Ask, Controller, Pick, Profile, controller, probes
+from outpace.engine.control.survival import Survival
+from outpace.types import Independent, Shape
+from outpace.verifiers import TokenVerifier
+
+MODEL, LOOK = Profile("model", False, 16, 0.1), Profile("n-gram", True, 16)
+BOTH = [MODEL, LOOK]
+
+
+def target(rows: int) -> float:
+    return 10 + 0.3 * rows
+
+
+def free(rows: int) -> float:
+    return 10.0
+
+
+def steady(*alpha: float):
+    """α by depth, whatever the text; the last is that of all deeper ones."""
+    return lambda at, depth: alpha[min(depth, len(alpha) - 1)]
+
+
+def still(kind=Controller, members=(MODEL,), fixed=None) -> Controller:
+    """A controller for which choosing takes no time."""
+    return kind(members, fixed, clock=lambda: 0.0)
+
+
+def generate(world: World, control: Controller, tokens: int = 600, requests: int = 1) -> Run:
+    run = Run()
+    for _ in range(requests):
+        world.generate(control, tokens, run)
+    return run
+
+
+CHEAP = Machine(target, [1.0], reading=[0.02])
+PAIR = Machine(target, [1.0, 0.0], look=[0.0, 0.05], reading=[0.02, 0.0])
+
+
+# --- never slower -----------------------------------------------------------------------------
+
+HOSTILE = {
+    "nothing is right": (CHEAP, MODEL, 0.02),
+    "as dear as the target": (Machine(target, [10.3], reading=[0.3]), MODEL, 0.9),
+    "a look of a quarter pass": (Machine(target, [0.0], look=[2.6]), LOOK, 0.02),
+    "the same, not always wrong": (Machine(target, [0.0], look=[2.6]), LOOK, 0.2),
+}
+
+
+def slowdown(name: str, batch: int, kind=Controller) -> float:
+    """Of three requests from the first token on, over plain decoding."""
+    machine, member, alpha = HOSTILE[name]
+    world = World(machine, [member], [steady(alpha)], batch=batch)
+    run = generate(world, still(kind, [member]), 500, 3)
+    return run.pace() / (machine.target(batch) / batch)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_it_is_never_slower_than_plain_decoding(name, batch):
+    assert slowdown(name, batch) < 1.03
+
+
+class NeverPlain(Controller):
+    """Drafts one token at least, and looks in every round."""
+
+    def _pause(self, i):
+        return 1
+
+    def _best(self, options, offered):
+        member, k, rate = super()._best(options, offered)
+        if k:
+            return member, k, rate
+        member = options[-1].member
+        return member, 1, float(options[-1].rates[1])
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_without_k_0_it_is_slower(name):
+    assert slowdown(name, 4, NeverPlain) > 1.06
+
+
+# --- near the best ----------------------------------------------------------------------------
+
+
+def against_the_best(batch: int, machine, member, alpha, kind=Controller, fixed=None) -> float:
+    """Behind a request that it has learned from; not where texts end, which are ragged."""
+    paces = []
+    for seed in range(3):
+        world = World(machine, [member], [alpha], batch=batch, seed=seed)
+        control = still(kind, [member], fixed)
+        generate(world, control, 400)
+        paces.append(generate(world, control).pace(0, 350 * batch))
+    return float(np.mean(paces)) / best_pace(world, 0, 600)[0]
+
+
+TEXTS = {
+    "half": (CHEAP, MODEL, steady(0.5)),
+    "most": (CHEAP, MODEL, steady(0.8)),
+    "the first ones": (CHEAP, MODEL, steady(0.9, 0.8, 0.6, 0.4, 0.2, 0.1)),
+    "by look-ups": (Machine(target, [0.0], look=[0.05]), LOOK, steady(0.6)),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("name", TEXTS)
+def test_it_is_near_the_best_fixed_k(name, batch):
+    assert against_the_best(batch, *TEXTS[name]) < 1.05
+
+
+class AlwaysFar(Controller):
+    """Wants as much as there is."""
+
+    def _best(self, options, offered):
+        option = max(options, key=lambda o: float(o.rates[-1]))
+        return option.member, self.most, float(option.rates[-1])
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_one_k_for_all_is_not(name):
+    assert against_the_best(4, *TEXTS[name], AlwaysFar) > 1.1
+
+
+def test_of_two_that_are_equal_it_stays_with_one(monkeypatch):
+    """(1 + α) / (T + d) = (1 + α + α²) / (T + 2d)."""
+
+    def changes() -> float:
+        shares = []
+        for seed in range(3):
+            machine = Machine(free, [2.0], reading=[0.02])
+            world, control = World(machine, [MODEL], [steady(0.5)], seed=seed), still()
+            generate(world, control, 300)
+            ks = [pick.k if pick else 0 for (pick,) in generate(world, control, 1500).picks]
+            shares.append(np.mean(np.diff(ks) != 0))
+        return float(np.mean(shares))
+
+    kept = changes()
+    assert kept < 0.03
+    monkeypatch.setattr(controller, "_KEEP", 1.0)
+    assert changes() > 1.5 * kept
+
+
+# --- what changes -----------------------------------------------------------------------------
+
+
+def behind_a_change(within: bool, machine, members, before, after, kind=Controller) -> float:
+    """From 128 tokens behind a change of α on, over the best choice there."""
+    paces, tokens = [], 800
+    for seed in range(5):
+        control = still(kind, members)
+        earlier = World(machine, members, [steady(a) for a in before], seed=100 + seed)
+        generate(earlier, control, requests=2)
+        at = tokens // 2 if within else 0
+        alphas = [
+            lambda text, depth, a=a, b=b, at=at: a if text < at else b
+            for a, b in zip(before, after, strict=True)
+        ]
+        world = World(machine, members, alphas, seed=seed)
+        paces.append(generate(world, control, tokens).pace(at + 128, tokens))
+    return float(np.mean(paces)) / best_pace(world, at + 128, tokens)[0]
+
+
+CHANGES = [(0.85, 0.1), (0.1, 0.85), (0.5, 0.9)]
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["new requests", "within a request"])
+@pytest.mark.parametrize(("before", "after"), CHANGES)
+def test_a_change_is_followed(before, after, within):
+    assert behind_a_change(within, CHEAP, [MODEL], [before], [after]) < 1.1
+
+
+@pytest.mark.parametrize("better", [0, 1])
+def test_new_requests_that_suit_another_drafter_get_it(better):
+    one, other = [0.8, 0.2], [0.2, 0.8]
+    before, after = (other, one) if better == 0 else (one, other)
+    assert behind_a_change(False, PAIR, BOTH, before, after) < 1.1
+
+
+class NeverTries(Controller):
+    """Nothing is probed."""
+
+    def _probe(self, *args):
+        return None
+
+
+def test_without_probes_a_drafter_that_has_become_good_is_missed():
+    assert behind_a_change(True, CHEAP, [MODEL], [0.05], [0.85]) < 1.15
+    assert behind_a_change(True, CHEAP, [MODEL], [0.05], [0.85], NeverTries) > 2
+
+
+def test_without_fading_a_drafter_that_has_become_bad_is_not_left(monkeypatch):
+    monkeypatch.setattr(Survival, "pass_by", lambda self, tokens: None)
+    assert behind_a_change(True, CHEAP, [MODEL], [0.85], [0.1]) > 1.1
+
+
+# --- who drafts -------------------------------------------------------------------------------
+
+SUITS = {0: [steady(0.9), steady(0.05)], 1: [steady(0.3), steady(0.95)]}
+"""What each drafter's texts are like."""
+
+
+def chosen(kind, who: list[int]) -> list[float]:
+    """Of the rounds that are drafted for each sequence, how many by whom it suits."""
+    found = np.zeros((len(who), 2))
+    for seed in range(3):
+        alphas = [SUITS[m] for m in who]
+        world = World(PAIR, BOTH, alphas, batch=len(who), seed=seed)
+        picks = generate(world, still(kind, BOTH)).picks
+        for b, m in enumerate(who):
+            members = [p[b].member for p in picks[len(picks) // 3 :] if p[b]]
+            found[b] += [members.count(m), len(members)]
+    return (found[:, 0] / found[:, 1].clip(30)).tolist()
+
+
+class Pools(Controller):
+    """What one sequence shows is not told apart from what others do."""
+
+    def _choose(self, asks):
+        for open_ in self._estimates._open.values():
+            open_.own.clear()
+        return super()._choose(asks)
+
+
+def test_every_sequence_gets_the_drafter_that_suits_it():
+    for who in ([0], [1], [1, 1, 0, 0]):
+        assert min(chosen(Controller, who)) > 0.75, who
+    assert min(chosen(Pools, [1, 1, 0, 0])) < 0.75
+
+
+def test_k_may_be_fixed_and_who_drafts_chosen():
+    """For instants K is the longest there is to take."""
+    for better, alphas in SUITS.items():
+        world = World(PAIR, BOTH, alphas)
+        control = still(members=BOTH, fixed=3)
+        picks = [p for (p,) in generate(world, control).picks[:-4]]
+        assert {p.k for p in picks} == {3}
+        late = picks[len(picks) // 3 :]
+        assert Counter(p.member for p in late)[better] > 0.75 * len(late)
+
+
+# --- what finding out costs -------------------------------------------------------------------
+
+
+def lost(batch: int, step: float) -> tuple[float, float]:
+    """What probes have lost by their own account beyond a hundredth of the time, in plain rounds;
+    and the share of all that was lost, from the second request on."""
+    machine = Machine(target, [step], reading=[0.02])
+    control = still()
+    world = World(machine, [MODEL], [steady(0.0)], batch=batch)
+    first = generate(world, control, 200)
+    run = generate(world, control, 2000)
+    plain, whole = machine.target(batch), sum(run.seconds)
+    probed = control.report().probe_share * (whole + sum(first.seconds))
+    more = whole - plain * sum(run.expected) / batch  # all that was not plain decoding
+    return (probed - 0.01 * (whole + sum(first.seconds))) / plain, more / whole
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("step", [1.0, 3.0])
+def test_probes_take_a_hundredth_of_the_time_and_what_they_begin_with(batch, step):
+    beyond, share = lost(batch, step)
+    assert beyond < probes._CREDIT[0] + 2  # the last one may cost more than was left
+    assert 0.005 < share < 0.017  # they do take it, and little is lost by other rounds
+
+
+def test_probes_that_may_take_more_do(monkeypatch):
+    monkeypatch.setattr(probes, "SHARE", 0.05)
+    beyond, share = lost(1, 3.0)
+    assert beyond > 50
+    assert share > 0.03
+
+
+def test_a_look_that_does_not_pay_is_taken_seldom():
+    machine = Machine(target, [0.0], look=[1.0])
+    counts = []
+    for kind in (Controller, NeverPlain):
+        control = still(kind, [LOOK])
+        world = World(machine, [LOOK], [steady(0.02)])
+        run = generate(world, control)
+        counts.append(sum(s > 10.5 for s in run.seconds) / len(run.seconds))
+    assert counts[0] < 0.15
+    assert counts[1] == 1
+
+
+def test_a_drafter_that_could_not_win_is_never_tried():
+    machine = Machine(target, [11.0], reading=[0.3])
+    members = [Profile("dear", False, 16, 1.1)]
+    run = generate(World(machine, members, [steady(1.0)]), still(members=members))
+    assert not any(any(picks) for picks in run.picks)
+
+
+def test_choices_are_held_until_thinking_is_a_hundredth_of_the_time():
+    now, thought = [0.0], []
+
+    def clock() -> float:
+        now[0] += 0.5  # thinking takes as long as this
+        return now[0]
+
+    class Counts(Controller):
+        def _choose(self, asks):
+            thought.append(now[0])
+            return super()._choose(asks)
+
+    control = Counts([MODEL], None, clock)
+    world = World(CHEAP, [MODEL], [steady(0.8)])
+    spent = control.spent
+
+    def told(picks, what):
+        now[0] += what.draft + what.rest
+        spent(picks, what)
+
+    control.spent = told
+    run = generate(world, control, 3000)
+    assert len(thought) < 0.6 * len(run.seconds)
+    assert run.pace(600) / best_pace(world, 0, 600)[0] < 1.08
+
+
+# --- engines ----------------------------------------------------------------------------------
+
+
+def run(engine: Engine, requests) -> list[list[int]]:
+    submitted = [engine.submit(prompt, params) for prompt, params in requests]
+    while engine.busy:
+        engine.step()
+    return [r.emitted for r in submitted]
+
+
+def requests(temperature: float, count: int = 12, **more):
+    """Ragged ones."""
+    return [
+        (
+            [*PROMPT[: 1 + i % 9], i % V],
+            SamplingParams(
+                temperature=temperature,
+                seed=i,
+                eos_token_ids=(),
+                max_new_tokens=12 + 7 * (i % 4),
+                **more,
+            ),
+        )
+        for i in range(count)
+    ]
+
+
+def taken_over(engine: Engine, control: Controller) -> Engine:
+    """An engine with another controller."""
+    engine.controller = engine._drafting.controller = control
+    return engine
+
+
+CALLS = ("open", "draft", "catch_up", "observe", "close")
+
+
+def counting(drafter):
+    """A drafter, and how often it was called."""
+    calls = Counter()
+
+    def counted(name, honest):
+        def call(*args, **more):
+            calls[name] += 1
+            return honest(*args, **more)
+
+        return call
+
+    for name in CALLS:
+        setattr(drafter, name, counted(name, getattr(drafter, name)))
+    return drafter, calls
+
+
+class Plain(Controller):
+    """K = 0."""
+
+    def looks(self):
+        return []
+
+    def choose(self, asks):
+        return [None] * len(asks)
+
+
+@pytest.mark.parametrize("kind", ["draft model", "n-gram", "suffix", "lookahead", "early exit"])
+def test_k_0_calls_no_drafter(kind):
+    model, make = DRAFTERS[kind]
+    for auto in (True, False):
+        drafter, calls = counting(make())
+        engine = Engine(model(), drafter)
+        if auto:
+            taken_over(engine, Plain(engine.controller.members))
+        said = run(engine, requests(0.0, 4))
+        assert said == run(Engine(model()), requests(0.0, 4))
+        assert (calls == Counter()) == auto
+        assert engine.stats.proposed == 0 or not auto
+
+
+def test_a_drafter_that_cannot_pay_is_left_alone_by_the_controller_itself():
+    drafter, calls = counting(ModelDrafter(NEAR))
+    engine = Engine(MARKOV, drafter)
+    members = [Profile("model", False, 16, cost=99.0)]
+    taken_over(engine, Controller(members))
+    run(engine, requests(0.0))
+    assert calls == Counter()
+
+
+@pytest.mark.parametrize("k", ["auto", 3])
+@pytest.mark.parametrize(
+    "make", [lambda: NgramDrafter(1), lambda: ModelDrafter(MARKOV)], ids=["n-gram", "model"]
+)
+def test_who_shall_not_be_drafted_for_is_not(make, k):
+    """Its neighbours are; and the text is the same."""
+    engine = Engine(MARKOV, make(), k)
+    asked = [engine.submit(p, s) for p, s in requests(0.0, 2, speculate=False)]
+    others = [engine.submit(p, s) for p, s in requests(0.0, 4)]
+    if k == "auto":
+        taken_over(engine, Erratic(engine.controller.members, 0))
+    while engine.busy:
+        engine.step()
+    plain = run(Engine(MARKOV), requests(0.0, 4))
+    assert [r.emitted for r in asked] == plain[:2]
+    assert [r.emitted for r in others] == plain
+    for r in asked:
+        assert r.stats.proposed == 0
+        assert {e.provenance for e in r.events} == {"plain"}
+    assert all(r.stats.proposed for r in others)
+    assert sum(r.stats.accepted for r in others)
+
+
+class Erratic(Controller):
+    """Looks, and chooses who drafts and how far, by chance."""
+
+    def __init__(self, members, seed):
+        super().__init__(members, clock=lambda: 0.0)
+        self.rng = np.random.default_rng(seed)
+
+    def again(self, slots, budgets):
+        return None
+
+    def looks(self):
+        return [i for i in self._instant if self.rng.random() < 0.7]
+
+    def choose(self, asks: list[Ask]):
+        self._learn()
+        return [self._cut(self._any(ask), ask) for ask in asks]
+
+    def _any(self, ask: Ask) -> Pick | None:
+        able = [i for i, m in enumerate(self.members) if not m.instant or i in ask.offers]
+        if not able or not ask.budget or self.rng.random() < 0.3:
+            return None
+        member = int(self.rng.choice(able))
+        return Pick(member, int(self.rng.integers(1, 1 + self.members[member].most)))
+
+
+CHEAP_KINDS = [
+    name
+    for name in DRAFTERS
+    if name not in ("int4", "int8", "int4 trees", "adapter", "early exit, lean")
+]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", CHEAP_KINDS)
+def test_a_seed_gives_one_text_whatever_is_chosen(name, temperature):
+    """By any rule that is lossless: those by which it would not are replaced."""
+    model, make = DRAFTERS[name]
+    for rule in (None, TokenVerifier()):
+        drafter = make()
+        if rule is not None and Independent in drafter.laws and drafter.proposes > Shape.CHAIN:
+            continue  # siblings that were drawn with replacement
+        engine = Engine(model(), drafter, verifier=rule, max_batch=4)
+        taken_over(engine, Erratic(engine.controller.members, 1))
+        said = run(engine, requests(temperature))
+        plain = Engine(model(), verifier=engine._steady, max_batch=1)
+        assert said == run(plain, requests(temperature))
+        assert engine.stats.accepted > 3
+        assert engine.stats.proposed > 60
+        assert len([n for n in engine.stats.lengths if n]) > 2
+
+
+class Pretending(TokenVerifier):
+    """Says that its texts follow from target and seed alone."""
+
+    invariant = True
+
+
+@pytest.mark.parametrize("name", ["draft model", "n-gram", "suffix", "cascade"])
+def test_by_token_verification_a_text_follows_from_what_is_chosen(name):
+    model, make = DRAFTERS[name]
+    found = set()
+    for seed in range(3):
+        engine = Engine(model(), make(), verifier=Pretending(), max_batch=4)
+        taken_over(engine, Erratic(engine.controller.members, seed))
+        found.add(str(run(engine, requests(1.0))))
+    assert len(found) > 1
+
+
+def test_members_that_sat_out_go_on_where_the_text_is():
+    """Whoever drafts after a pause drafts for the text as it is now: with a copy of the target
+    every token is accepted."""
+    cascade = CascadeDrafter([SuffixDrafter(capacity=999), ModelDrafter(MARKOV)])
+    engine = Engine(MARKOV, cascade, max_batch=4)
+    taken_over(engine, Erratic(engine.controller.members, 3))
+    run(engine, requests(0.0))
+    assert engine.stats.drafters[ModelDrafter.name] > 20
+    told = engine.controller._estimates._of(0.0, 1, None)
+    assert told.reached[0] > 20
+    assert told.alpha()[0] > 0.9
+    assert told.accepted == pytest.approx(told.reached)
