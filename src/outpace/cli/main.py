@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from ..errors import OutpaceError
-from . import audit, bench, demo, drafters, generate, layers, train, tree
+from . import audit, bench, demo, drafters, generate, layers, plan, train, tree
 
 app = typer.Typer(
     name="outpace",
@@ -26,6 +26,7 @@ app.command("generate")(generate.generate)
 app.command("bench")(bench.bench)
 app.command("audit")(audit.audit)
 app.command("drafters")(drafters.drafters)
+app.command("plan")(plan.plan)
 app.command("tree")(tree.tree)
 app.command("layers")(layers.layers)
 app.command("demo")(demo.demo)
