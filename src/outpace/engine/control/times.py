@@ -76,7 +76,7 @@ class Times:
             self._hopes.pop(batch, None)
         before = cell.value
         cell.add(seconds)
-        if abs(cell.value - before) > 0.01 * before:
+        if abs(cell.value - before) > 0.01 * before or cell.count == _FEW:
             self._curves.clear()
 
     def count(self, size: int, batch: int) -> int:

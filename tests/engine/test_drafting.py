@@ -1,0 +1,180 @@
+"""Members at work: who is opened and told, who reads; drafters that learn from the target."""
+
+from __future__ import annotations
+
+import torch
+
+from outpace import SamplingParams
+from outpace.drafters import (
+    CascadeDrafter,
+    Drafter,
+    LookaheadDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    RecyclingDrafter,
+    certain,
+)
+from outpace.engine import Engine
+from outpace.engine.control import Controller, Pick
+from outpace.models import MarkovModel
+from outpace.trees import chain
+
+V = 12
+TARGET = MarkovModel.random(V, 2, 0, sharpness=2.0)
+CYCLE = MarkovModel(0.9 * torch.eye(V).roll(1, 1).double() + 0.1 / V)
+
+
+class Script(Controller):
+    """Picks by round: a function of how many there have been."""
+
+    def __init__(self, engine: Engine, pick) -> None:
+        super().__init__(engine.controller.members, clock=lambda: 0.0)
+        engine.controller = engine._drafting.controller = self
+        self.pick = pick
+
+    def again(self, slots, budgets):
+        self._round += 1
+
+    def looks(self):
+        return self._instant
+
+    def choose(self, asks):
+        self._learn()
+        return [self._cut(self.pick(self._round), ask) for ask in asks]
+
+
+def run(engine: Engine, prompt=(1, 2, 3), tokens: int = 40):
+    params = SamplingParams(max_new_tokens=tokens, eos_token_ids=())
+    request = engine.submit(list(prompt), params)
+    while engine.busy:
+        engine.step()
+    return request
+
+
+class Notes(Drafter):
+    """Proposes the next number; notes what it is told."""
+
+    name = "notes"
+
+    def __init__(self, instant: bool, taps=(), tops: int = 0) -> None:
+        self.instant, self.taps, self.tops = instant, taps, tops
+        self.calls: list[tuple] = []
+
+    def open(self, context, features=()):
+        self.calls.append(("open", len(context.tokens), len(features)))
+
+    def draft(self, contexts, budgets, warp, noise):
+        self.calls.append(("draft", *budgets))
+        proposals = [
+            ([(c.tokens[-1] + i + 1) % V for i in range(b)], chain(b))
+            for c, b in zip(contexts, budgets, strict=True)
+        ]
+        return certain(proposals, warp.device)
+
+    def catch_up(self, contexts):
+        self.calls.append(("catch up", len(contexts[0].tokens)))
+
+    def observe(self, commits):
+        self.calls += [
+            ("told", len(c.block), None if c.top is None else c.top.shape) for c in commits
+        ]
+
+    def close(self, slot):
+        self.calls.append(("close",))
+
+    def count(self, what: str) -> int:
+        return sum(call[0] == what for call in self.calls)
+
+
+def test_a_model_is_opened_when_it_first_drafts_and_told_of_its_own_rounds_only():
+    """In rounds 20 and 21; no more of it is asked than was picked."""
+    model = Notes(instant=False)
+    engine = Engine(CYCLE, model)
+    Script(engine, lambda n: Pick(0, 2) if n in (20, 21) else None)
+    run(engine)
+    kinds = [call[0] for call in model.calls]
+    assert kinds == ["open", "draft", "told", "draft", "told", "close"]
+    assert model.calls[0] == ("open", 3 + 19, 0)
+    assert model.calls[1] == ("draft", 2)
+
+
+def test_a_model_that_was_away_for_long_reads_first():
+    model = Notes(instant=False)
+    engine = Engine(CYCLE, model)
+    Script(engine, lambda n: Pick(0, 1) if n in (1, 2, 60) else None)
+    run(engine, tokens=90)
+    reads = [call for call in model.calls if call[0] == "catch up"]
+    assert len(reads) == 1
+    assert reads[0][1] > 40
+    assert engine.controller._prices.reading[0].count >= 1
+
+
+def test_who_is_never_drafted_with_is_never_opened():
+    model = Notes(instant=False)
+    engine = Engine(CYCLE, model)
+    Script(engine, lambda n: None)
+    run(engine)
+    assert model.calls == []
+
+
+def test_what_was_looked_at_and_left_is_dropped():
+    look = Notes(instant=True)
+    engine = Engine(CYCLE, look)
+    Script(engine, lambda n: Pick(0, 3) if n % 2 else None)
+    run(engine)
+    told = [call[1] for call in look.calls if call[0] == "told"]
+    assert look.count("draft") == len(told)
+    assert told == [1, 0] * (len(told) // 2) + [1] * (len(told) % 2)  # of those with a block
+
+
+def test_who_learns_from_the_targets_passes_is_told_of_those_it_was_looked_at_in():
+    """With the block that was scored, whoever drafted it."""
+    learns = Notes(instant=True, tops=2)
+    engine = Engine(CYCLE, CascadeDrafter([learns, Notes(instant=False)]))
+    Script(engine, lambda n: (None, Pick(1, 2))[n % 2])
+    run(engine)
+    told = [(call[1], call[2]) for call in learns.calls if call[0] == "told"]
+    assert {(1, (1, 2)), (3, (3, 2))} <= set(told)
+
+
+def accepted(engine: Engine, texts: int = 6) -> int:
+    for i in range(texts):
+        run(engine, [i % V], 60)
+    return engine.stats.accepted
+
+
+def test_token_recycling_begins_with_nothing_and_gets_somewhere():
+    """It knows nothing until it was told of a pass, so that nothing could be taken before."""
+    engine = Engine(CYCLE, RecyclingDrafter(8), max_batch=1)
+    Script(engine, lambda n: Pick(0, 4))
+    assert accepted(engine) > 100
+
+    deaf = Engine(CYCLE, RecyclingDrafter(8), max_batch=1)
+    deaf.drafter.tops = 0  # the control
+    Script(deaf, lambda n: Pick(0, 4))
+    assert accepted(deaf) == 0
+
+
+def test_a_window_stands_where_the_text_is_after_rounds_that_it_sat_out():
+    """Guesses move on with text that came without them."""
+    text = LookaheadDrafter(4, 5, 2)
+    engine = Engine(TARGET, CascadeDrafter([text, NgramDrafter(1)]), max_batch=1)
+    Script(engine, lambda n: Pick(0, 5) if n % 3 == 0 else None)
+    state = None
+    params = SamplingParams(max_new_tokens=60, eos_token_ids=())
+    request = engine.submit([1, 2, 3], params)
+    while engine.busy:
+        engine.step()
+        if request.slot is not None:
+            state = text._states[request.slot]
+            assert state._seen <= len(request.tokens)
+    assert state is not None
+    assert engine.stats.drafters["lookahead"] > 5
+
+
+def test_a_text_is_plain_decodings_whatever_the_script():
+    for script in (lambda n: None, lambda n: Pick(n % 3, n % 5), lambda n: Pick(2, 1 + n % 2)):
+        members = [NgramDrafter(2), RecyclingDrafter(6), ModelDrafter(TARGET)]
+        engine = Engine(TARGET, CascadeDrafter(members), max_batch=1)
+        Script(engine, script)
+        assert run(engine).emitted == run(Engine(TARGET)).emitted

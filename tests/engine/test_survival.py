@@ -1,0 +1,136 @@
+"""α by depth: what is estimated, how it fades, and what stands in for what was never seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from outpace.engine.control import Profile, Told
+from outpace.engine.control.estimates import Estimates
+from outpace.engine.control.survival import FIRST, Survival, expected, trust_in_others
+
+
+def seen(alphas, rounds: int = 400, seed: int = 0, memory: float = 1e9) -> Survival:
+    """Rounds of a text whose α by depth these are."""
+    random, found = np.random.default_rng(seed), Survival(len(alphas), memory)
+    for _ in range(rounds):
+        accepted = 0
+        while accepted < len(alphas) and random.random() < alphas[accepted]:
+            accepted += 1
+        found.add(accepted + (accepted < len(alphas)), accepted)
+        found.pass_by(accepted + 1)
+    return found
+
+
+def test_it_is_accepted_over_reached():
+    alphas = (0.8, 0.6, 0.9)
+    assert seen(alphas, 4000).alpha() == pytest.approx(alphas, abs=0.04)
+
+
+def test_depths_that_nobody_reached_are_as_the_one_before():
+    found = Survival(4, 1e9)
+    assert found.alpha() == pytest.approx([FIRST] * 4)
+    for _ in range(200):
+        found.add(1, 1)
+    first, *others = found.alpha()
+    assert first > 0.95
+    assert others == pytest.approx([first] * 3)
+
+
+def test_what_was_not_judged_counts_as_neither():
+    """A round whose text ended behind two accepted tokens says nothing of the third."""
+    found = Survival(4, 1e9)
+    found.add(2, 2)
+    assert (found.reached, found.accepted) == ([1, 1, 0, 0], [1, 1, 0, 0])
+    found.add(9, 9)  # deeper than is asked about
+    assert found.reached == [2, 2, 1, 1]
+
+
+def test_evidence_fades_with_the_text():
+    found = Survival(1, memory=100)
+    for accepted in [1] * 100 + [0] * 100:
+        found.add(1, accepted)
+        found.pass_by(2)
+    assert found.alpha()[0] < 0.2
+    kept = Survival(1, memory=1e9)
+    for accepted in [1] * 100 + [0] * 100:
+        kept.add(1, accepted)
+        kept.pass_by(2)
+    assert 0.45 < kept.alpha()[0] < 0.55
+
+
+def test_very_long_texts_do_not_overflow():
+    found = seen((0.5,), 20_000, memory=10)
+    assert found.weight < 1e10
+    assert 0 < found.rounds < 20
+    assert 0.1 < found.alpha()[0] < 0.9
+
+
+def test_what_others_show_is_a_beginning():
+    """And who does better than they at one depth is expected to at the next."""
+    prior = [0.5, 0.4, 0.3]
+    assert Survival(3, 1e9).alpha(prior) == pytest.approx(prior)
+    better = Survival(3, 1e9)
+    for _ in range(30):
+        better.add(1, 1)
+    found = better.alpha(prior, trust=8.0)
+    assert found[0] > 0.85
+    assert all(own > other for own, other in zip(found, prior, strict=True))
+    assert trust_in_others(0, 96) > trust_in_others(500, 96) > 0
+
+
+def test_expected_tokens_are_the_sum_of_products():
+    assert expected([0.5, 0.4]).tolist() == pytest.approx([1, 1.5, 1.7])
+
+
+# --- of many sequences ------------------------------------------------------------------------
+
+MEMBERS = [Profile("model", False, 4)]
+
+
+def told(estimates: Estimates, slot: int, accepted: int, rounds: int, kind: int = 0) -> None:
+    for _ in range(rounds):
+        estimates.add(Told(slot, 0, kind, accepted + (accepted < 4), accepted))
+        estimates.emitted(slot, accepted + 1)
+
+
+def test_a_new_sequence_begins_with_what_others_have_shown_at_its_temperature():
+    estimates = Estimates(MEMBERS, 4)
+    estimates.open(0, 0.0)
+    told(estimates, 0, 4, 100)
+    for slot, key in ((1, 0.0), (2, 1.0)):
+        estimates.open(slot, key)
+    alike, other = (estimates.tokens(slot, 0, 0)[4] for slot in (1, 2))
+    assert alike > 4.5
+    assert other == pytest.approx(expected([FIRST] * 4)[4])
+
+
+def test_what_it_shows_itself_soon_outweighs_that():
+    estimates = Estimates(MEMBERS, 4)
+    for slot in (0, 1):
+        estimates.open(slot, 0.0)
+    told(estimates, 0, 4, 200)
+    told(estimates, 1, 0, 60)
+    assert estimates.tokens(1, 0, 0)[4] < 1.4
+    assert estimates.tokens(0, 0, 0)[4] > 4
+
+
+def test_kinds_of_rounds_are_told_apart():
+    """Where others propose much, it is right more often, too."""
+    estimates = Estimates(MEMBERS, 4)
+    estimates.open(0, 0.0)
+    for _ in range(50):
+        told(estimates, 0, 4, 1, kind=3)
+        told(estimates, 0, 0, 1, kind=0)
+    assert estimates.tokens(0, 0, 3)[4] > 4 > 1.6 > estimates.tokens(0, 0, 0)[4]
+
+
+def test_what_is_forgotten_is_as_if_it_had_not_been():
+    estimates = Estimates(MEMBERS, 4)
+    estimates.open(0, 0.0)
+    told(estimates, 0, 0, 100)
+    estimates.close(0)
+    told(estimates, 0, 4, 100)  # nobody's
+    estimates.forget()
+    estimates.open(1, 0.0)
+    assert estimates.tokens(1, 0, 0)[4] == pytest.approx(expected([FIRST] * 4)[4])
