@@ -60,7 +60,9 @@ CLOSE = {"int4", "int8"}
 
 With K = 1 every second token is from behind a draft, where another broken rule shows."""
 
-CONTROLS = dict.fromkeys([*CLOSE, "draft model", "draft paths"], TakesTheNextRow) | dict.fromkeys(
+CONTROLS = dict.fromkeys(
+    [*CLOSE, "draft model", "draft paths", "cascade"], TakesTheNextRow
+) | dict.fromkeys(
     ["draft trees", "dynamic trees", "early exit trees", "recycling"], LeavesUnnormalised
 )
 """The broken rule that shows best; for others it is `ForgetsTheRejected`."""
