@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import random
 import statistics
 import tempfile
 import time
@@ -119,8 +120,10 @@ class Bench:
     def seconds(
         self, runs: Mapping[str, Generator], prompts: Sequence[list[int]], temperature: float
     ) -> dict[str, list[float]]:
-        """Of each, a number per repeat, prompt by prompt (or batch by batch) in turns."""
+        """Of each, a number per repeat, prompt by prompt (or batch by batch) in turns, each turn in
+        another order."""
         spent: dict[str, list[float]] = {name: [] for name in runs}
+        order = random.Random(0)
         for _ in range(self.options.repeats):
             for name in runs:
                 spent[name].append(0.0)
@@ -128,9 +131,9 @@ class Bench:
             for start in range(0, len(prompts), size):
                 some = list(prompts[start : start + size])
                 params = [self.params(temperature, start + i) for i in range(len(some))]
-                for name, generator in runs.items():
+                for name in order.sample(list(runs), len(runs)):
                     began = time.perf_counter()
-                    generator.generate(some, params=params)
+                    runs[name].generate(some, params=params)
                     spent[name][-1] += time.perf_counter() - began
         return spent
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +26,9 @@ class Machine:
         reading: of each drafter, per token it has to read.
         noise: relative standard deviation of what is measured; one measurement in 50 is three
             times as long.
+        drift: relative standard deviation of the machine's pace, which wanders in some hundred
+            rounds; true times are those of its mean pace.
+        cold: the first time that something runs it takes so many times as long.
     """
 
     target: Callable[[int], float]
@@ -34,6 +38,8 @@ class Machine:
     begin: Sequence[float] = (0.0, 0.0)
     per: float = 0.05
     noise: float = 0.05
+    drift: float = 0.0
+    cold: float = 1.0
 
 
 @dataclass
@@ -45,6 +51,15 @@ class Run:
     tokens: list[int] = field(default_factory=list)
     expected: list[float] = field(default_factory=list)
     picks: list[list[Pick | None]] = field(default_factory=list)
+
+    def add(
+        self, seconds: float, tokens: int, expected: float, picks: Sequence[Pick | None]
+    ) -> None:
+        """A round."""
+        self.seconds.append(seconds)
+        self.tokens.append(tokens)
+        self.expected.append(expected)
+        self.picks.append(list(picks))
 
     def pace(self, first: int = 0, last: int | None = None) -> float:
         """Milliseconds per token from one token of the text on to another."""
@@ -75,10 +90,26 @@ class World:
         self.alphas: Sequence[Sequence[Alpha]] = each or [alphas] * batch  # type: ignore[list-item]
         self.batch, self.prompt = batch, prompt
         self.rng = np.random.default_rng(seed)
+        self._pace = 0.0
+        self._ran = set[tuple[str, int]]()
 
-    def measured(self, true: float) -> float:
+    def measured(self, true: float, what: tuple[str, int] = ("", 0)) -> float:
+        """What a clock says of it.
+
+        Args:
+            what: of which the first takes long.
+        """
         slow = 3.0 if self.rng.random() < 0.02 else 1.0
-        return true * slow * (1 + self.machine.noise * float(self.rng.standard_normal()))
+        if what not in self._ran:
+            slow = max(slow, self.machine.cold)
+            self._ran.add(what)
+        noise = self.machine.noise * float(self.rng.standard_normal())
+        return true * slow * math.exp(noise + self._pace)
+
+    def drift(self) -> None:
+        """A round later."""
+        away = self.machine.drift * float(self.rng.standard_normal())
+        self._pace = 0.99 * self._pace + math.sqrt(1 - 0.99**2) * away
 
     def expected(self, b: int, member: int, at: int, k: int) -> float:
         """Tokens that a round of K is to emit."""
@@ -101,6 +132,13 @@ class World:
         for slot in range(self.batch):
             controller.open(slot, 0.0)
         while min(text) < tokens:
+            if not any(waiting) and controller.rests(self.batch):
+                seconds = m.target(self.batch)
+                controller.rested(self.measured(seconds, ("rest", 1)))
+                text = [at + 1 for at in text]
+                run.add(seconds, self.batch, self.batch, [None] * self.batch)
+                self.drift()
+                continue
             budgets = [max(0, min(controller.most, tokens - at - 1)) for at in text]
             held = controller.again(list(range(self.batch)), budgets)
             looks = {i: m.look[i] for i in controller.looks()} if held is None else {}
@@ -158,17 +196,15 @@ class World:
             rest = m.target(rows * self.batch)
             spent = Spent(
                 {i: self.measured(x) for i, x in looks.items()},
-                self.measured(draft),
+                self.measured(draft, ("draft", max((p.k for p in picks if p), default=0))),
                 reading,
-                self.measured(rest),
+                self.measured(rest, ("rest", rows)),
                 rows,
                 emitted,
             )
             controller.spent(picks, spent)
-            run.seconds.append(sum(looks.values()) + draft + reading + rest)
-            run.tokens.append(emitted)
-            run.expected.append(expected)
-            run.picks.append(picks)
+            self.drift()
+            run.add(sum(looks.values()) + draft + reading + rest, emitted, expected, picks)
         for slot in range(self.batch):
             controller.close(slot)
 

@@ -69,6 +69,9 @@ class Drafting:
         self._slots: dict[int, _Slot] = {}
         self._picks: Sequence[Pick | None] = []
         self._drafted: set[tuple[int, int]] = set()  # members and slots, in this round
+        self._comparing = 0  # proposals that the text has not judged yet
+        self.rests = False
+        """Whether in this round nobody drafts, nor is told anything but what it took."""
 
     # --- sequences ---------------------------------------------------------------
 
@@ -86,10 +89,20 @@ class Drafting:
         if self.controller is not None:
             self.controller.close(slot)
         if slot in self._slots:  # its prompt was read
-            for m in self._slots.pop(slot).read:
+            closed = self._slots.pop(slot)
+            self._comparing -= len(closed.proposals)
+            for m in closed.read:
                 self.members[m].close(slot)
 
     # --- a round ------------------------------------------------------------------
+
+    def rest(self, batch: int) -> bool:
+        """Begin a round; whether nobody drafts in it, nor is told anything but what it took."""
+        c = self.controller
+        self.rests = c is not None and not self._comparing and c.rests(batch)
+        if self.rests and self._drafted:
+            self._drafted.clear()
+        return self.rests
 
     def sit_out(self, batch: int) -> None:
         """Nobody drafts in this round."""
@@ -132,24 +145,22 @@ class Drafting:
         parts: list[tuple[Draft, Sequence[int]]] = []
         for m in sorted({*looked, *(pick.member for pick in picks if pick is not None)}):
             rows = [b for b, pick in enumerate(picks) if pick is not None and pick.member == m]
-            self._drafted |= {(m, contexts[b].slot) for b in rows}
+            own = [contexts[b] for b in rows]
+            self._drafted.update((m, c.slot) for c in own)
             lengths = [pick.k for pick in picks if pick is not None and pick.member == m]
             if m in looked:
                 others = [c.slot for b, c in enumerate(contexts) if b not in rows]
                 self.members[m].observe([Commit(slot, ()) for slot in others])
                 if self.members[m].tops:  # else one that knows nothing yet would never learn
-                    self._drafted |= {(m, slot) for slot in others}
+                    self._drafted.update((m, slot) for slot in others)
                 if rows:
                     parts.append((_shortened(looked[m], rows, lengths), rows))
                 continue
-            own = [contexts[b] for b in rows]
             self._catch_up(m, own, clock)
-            drawn = noise(max(lengths))
+            drawn, warp_of = noise(max(lengths)), warp
             if len(rows) < len(contexts):
                 warp_of = warp.select(rows)
                 drawn = drawn and drawn.select(upload(torch.tensor(rows), warp.device))
-            else:
-                warp_of = warp
             parts.append((self.members[m].draft(own, lengths, warp_of, drawn), rows))
             clock.lap(DRAFT)
         return together(parts, len(contexts), warp.device)
@@ -176,6 +187,7 @@ class Drafting:
                 if len(tree):
                     proposal = _Proposal(m, ids, tree, len(context.tokens))
                     self._slots[context.slot].proposals.append(proposal)
+                    self._comparing += 1
             clock.lap(f"{LOOK} {m}")
         return found
 
@@ -255,7 +267,8 @@ class Drafting:
                 member.observe([self._own(member, c) for c in told])
         if self.controller is not None:
             for commit in commits:
-                self._compare(self._slots[commit.slot])
+                if self._slots[commit.slot].proposals:
+                    self._compare(self._slots[commit.slot])
 
     def _own(self, member: Drafter, commit: Commit) -> Commit:
         """What a member wants to know of a commit."""
@@ -285,22 +298,30 @@ class Drafting:
                     continue
             told = Told(slot.context.slot, p.member, kind_of(deepest), p.depth + refused, p.depth)
             self.controller.told(told)
+        self._comparing -= len(slot.proposals) - len(open_)
         slot.proposals = open_
+
+    def rested(self, seconds: float) -> None:
+        """What a round took in which it rests."""
+        assert self.controller is not None
+        self.controller.rested(seconds)
 
     def spent(self, laps: Mapping[str, float], whole: float, rows: int, emitted: int) -> None:
         """What the round took, in seconds."""
         if self.controller is None:
             return
         looks: dict[int, float] = {}
-        reading = 0.0
+        draft = reading = 0.0
         for name, seconds in laps.items():
+            if name == DRAFT:
+                draft = seconds
+                continue
             what, *numbers = name.split()
             if what == LOOK:
                 looks[int(numbers[0])] = seconds
             elif what == READ:
                 reading += seconds
                 self.controller.read(int(numbers[0]), int(numbers[1]), seconds)
-        draft = laps.get(DRAFT, 0.0)
         rest = whole - draft - reading - sum(looks.values())
         self.controller.spent(self._picks, Spent(looks, draft, reading, rest, rows, emitted))
 

@@ -217,17 +217,23 @@ class Engine:
         laps, whole = clock.laps(), clock.whole()
         scored = laps.pop("target")
         if self._drafting is not None:
-            self._drafting.spent(laps, whole, draft.tokens.shape[1] + 1, emitted)
+            if self._drafting.rests:
+                self._drafting.rested(whole)
+            else:
+                self._drafting.spent(laps, whole, draft.tokens.shape[1] + 1, emitted)
         for stats in (self.stats, *(r.stats for r in running)):
             stats.spend(sum(laps.values()), scored, whole)
 
     def draft(self, running: list[Request], clock: Clock | None = None) -> Draft:
         """What the drafter proposes for them."""
         alone, self._undecided = self._undecided, False
+        if self._drafting is None:
+            return nothing(len(running), self._law_device)
+        if self._drafting.rest(len(running)):
+            return nothing(len(running), self._law_device)
         budgets = [0 if alone else r.budget(self.k) for r in running]
-        if self._drafting is None or not any(budgets):
-            if self._drafting is not None:
-                self._drafting.sit_out(len(running))
+        if not any(budgets):
+            self._drafting.sit_out(len(running))
             return nothing(len(running), self._law_device)
         warp = self.warp_of(running, for_draft=True)
         draft = self._drafting.draft(
@@ -359,6 +365,7 @@ class Engine:
         """Take what was emitted; how many tokens that is."""
         commits = []
         whole = 0
+        drafting = None if self._drafting is None or self._drafting.rests else self._drafting
         tops = self._tops(draft, scores)
         for b, (request, emission) in enumerate(zip(running, emissions, strict=True)):
             path, tokens, tree = emission.path, emission.tokens, draft.trees[b]
@@ -379,9 +386,9 @@ class Engine:
             if count < len(tokens) or len(tokens) == len(path):  # what lies behind was not proposed
                 proposed, ended = count, True
             accepted, who = min(count, len(path)), ""
-            if self._drafting is not None:
-                who = self._drafting.drafter_of(b)
-                self._drafting.judged(b, request.place, accepted, ended, count)
+            if drafting is not None:
+                who = drafting.drafter_of(b)
+                drafting.judged(b, request.place, accepted, ended, count)
             whole += count
             for stats in (request.stats, self.stats):
                 stats.count(proposed, accepted, count, steps, who, ended=ended)
@@ -394,7 +401,7 @@ class Engine:
                     block += draft.tokens[b, : len(tree)].tolist()
                 top_rows = None if tops is None else tops[b, : len(block)]
                 commits.append(Commit(request.place, path, features, block, top_rows))
-        if self._drafting is not None and commits:
+        if self._drafting is not None and commits and (drafting is not None or self._taps):
             self._drafting.observe(commits)
         return whole
 

@@ -28,7 +28,7 @@ from .estimates import Estimates, Key
 from .held import Held
 from .plan import Ask, Pick, Profile, Spent, Told, kind_of
 from .prices import Prices
-from .probes import SHARE, Candidate, Probe, Probes
+from .probes import Candidate, Probe, Probes
 from .report import Estimate, Report
 from .survival import Floats
 
@@ -39,7 +39,8 @@ _LEAVE_PLAIN = 1.03
 """By which drafting must beat plain decoding before it begins; going on it need not lose."""
 
 _PLAIN_FIRST, _K_FIRST = 2, 4
-"""Plain rounds that an engine begins with, and tokens of the first draft."""
+"""Plain rounds that an engine begins with, and tokens of the first draft. None is ever more than
+twice as long as the longest before it."""
 
 _HORIZON = 64
 """Rounds, at most, over which the time to catch up is spread."""
@@ -47,16 +48,21 @@ _HORIZON = 64
 _PAUSE = 4
 """A drafter whose looks cost more than they bring is looked at once in so many rounds at most."""
 
+_LOOKS = 0.005
+"""Of the time that such looks may take."""
+
 _SETTLED = 16
 """Looks before that is judged."""
 
 
 class Option(NamedTuple):
-    """A drafter with a model or none (-1), for every K: tokens and seconds of a round."""
+    """A drafter with a model or none (-1), for every K: tokens and seconds of a round, and tokens
+    per second if nobody else were looked at."""
 
     member: int
     tokens: Floats  # [K + 1]
     seconds: Floats  # [K + 1]
+    alone: Floats  # [K + 1]
 
     @property
     def rates(self) -> Floats:
@@ -90,25 +96,32 @@ class Controller:
         self._estimates = Estimates(self.members, self.most)
         self._prices = Prices(self.members, self.most)
         self._probes = Probes()
-        self._held = Held(clock, self.most)
+        self._held = Held(clock)
         self._news: list[Told | tuple[Sequence[Pick | None], Spent]] = []
         self._round = self._resting = 0  # rounds so far, and until when nothing is worth trying
+        self._rested: list[float] = []  # seconds of the rounds since then
+        self._resters: dict[int, Key] = {}  # who runs in them
+        self._keys: dict[int, Key] = {}
         self._batch = 1
         self._chosen = -1, 0
         self._worth = [0.0] * len(self.members)  # of a look: by how much it raised the rate
         self._looked = [0] * len(self.members)
+        self._right = [0.0] * len(self.members)  # running means of tokens that were right
         self._eager: set[int] = set()  # those without a model that were right when last judged
 
     # --- sequences ---------------------------------------------------------------
 
     def open(self, slot: int, key: Key) -> None:
         """A sequence begins."""
+        if self._resters.get(slot) != key:  # else what was known then is what is known now
+            self._resting = 0
+        self._keys[slot] = key
         self._estimates.open(slot, key)
         self._held.drop()
-        self._resting = 0
 
     def close(self, slot: int) -> None:
         self._learn()
+        self._keys.pop(slot, None)
         self._estimates.close(slot)
 
     def forget(self) -> None:
@@ -118,14 +131,43 @@ class Controller:
 
     # --- a round ------------------------------------------------------------------
 
+    def rests(self, batch: int) -> bool:
+        """Begin a round, if nothing is worth trying in it: nobody is asked or told anything, but
+        `rested` what it took."""
+        if self._round + 1 >= self._resting or self._eager or batch != len(self._resters):
+            return False
+        self._round += 1
+        return True
+
+    def rested(self, seconds: float) -> None:
+        """What a round took in which each sequence emitted a token."""
+        self._rested.append(seconds)
+
+    def _settle(self) -> None:
+        """Count the rounds that were rested in."""
+        if not self._rested:
+            return
+        rounds, n = len(self._rested), len(self._resters)
+        for slot in self._resters:
+            self._estimates.emitted(slot, rounds)
+        self._prices.rested(n, self._rested)
+        self._probes.timed(self._round, n)
+        self._probes.spent(sum(self._rested), rounds * n, self._prices.plain(n))
+        self._rested = []
+
     def again(self, slots: Sequence[int], budgets: Sequence[int]) -> Sequence[Pick | None] | None:
         """Begin a round; the last choice, where it need not be thought about."""
         self._round += 1
         if any(i in self._eager or self._round % self._pause(i) == 0 for i in self._instant):
             return None
-        if self._round < self._resting and len(slots) == self._batch:
-            return [None] * len(slots)
-        return self._held.find(self._held.plainly(slots, budgets))
+        picks = self._held.find(self._held.plainly(slots))
+        if picks is None:
+            return None
+        self._rest(slots, picks)
+        return [
+            pick if pick is None or pick.k <= budget else _shorter(pick, budget)
+            for pick, budget in zip(picks, budgets, strict=True)
+        ]
 
     def looks(self) -> list[int]:
         """Drafters without a model that are worth looking at in this round."""
@@ -139,21 +181,22 @@ class Controller:
         plain, look = self._prices.plain(self._batch), self._prices.look[i].value
         if self._worth[i] * plain > look:
             return 1
-        return max(_PAUSE, int(look / (SHARE * plain)))
+        return max(_PAUSE, int(look / (_LOOKS * plain)))
 
     def choose(self, asks: Sequence[Ask]) -> Sequence[Pick | None]:
         """Who drafts for each sequence; None is plain decoding."""
-        late = any(any(a.lags.values()) for a in asks)
         question = self._held.question(asks)
-        picks = None if late else self._held.find(question)
+        picks = self._held.find(question)
         if picks is None:
             began = self._held.begin()
             self._learn()
             picks, lasting = self._choose(asks)
-            if lasting and not late:
+            if lasting:
                 self._held.keep(question, picks, began)
             else:
                 self._held.drop()
+        else:
+            self._rest([a.slot for a in asks], picks)
         return [self._cut(pick, ask) for pick, ask in zip(picks, asks, strict=True)]
 
     def _cut(self, pick: Pick | None, ask: Ask) -> Pick | None:
@@ -166,8 +209,7 @@ class Controller:
             if self.members[pick.member].whole:
                 k = depth if depth <= most else 0
             most = min(most, depth)
-        k = min(k, most)
-        return pick if k == pick.k else Pick(pick.member, k, pick.kind) if k else None
+        return _shorter(pick, min(k, most))
 
     def _choose(self, asks: Sequence[Ask]) -> tuple[list[Pick | None], bool]:
         """The same, and whether the choice may be held."""
@@ -180,11 +222,13 @@ class Controller:
             return plain, False  # what plain decoding costs is the first thing to know
         tokens, rows, who = self._instants(asks)
         looked = sum(self._prices.look[i].value for i in {i for a in asks for i in a.offers})
-        options = [Option(-1, tokens.sum(0), looked + self._prices.rest(rows, n))]
+        seconds = self._prices.rest(rows, n)
+        options = [Option(-1, tokens.sum(0), looked + seconds, n / np.maximum(seconds[:1], 1e-9))]
         for m, profile in enumerate(self.members):
             if not profile.instant:
                 options.append(self._option(m, asks, tokens, rows, looked))
-        self._judge_looks(asks, options)
+        if looked:
+            self._judge_looks(asks, options, looked)
         member, k, rate = self._best(options, bool((who >= 0).any()))
         probe = self._probe(asks, options, member, k, rate)
         if probe is not None:
@@ -194,9 +238,21 @@ class Controller:
                 plain[b] = Pick(probe.member, length, _kind(asks[b]))
             return plain, False
         self._chosen = member, k
-        if not k and not self._fixed and min(a.budget for a in asks) >= self.most:
-            self._resting = self._round + self._probes.rest(self._prices.plain(n))
-        return self._picks(asks, member, k, tokens, who), True
+        picks = self._picks(asks, member, k, tokens, who)
+        self._rest([a.slot for a in asks], picks)
+        return picks, True
+
+    def _rest(self, slots: Sequence[int], picks: Sequence[Pick | None]) -> None:
+        """If nothing is drafted: until there is credit for a probe, or it is time for a look. If
+        choosing takes long beside a round, some rounds more."""
+        if self._fixed or any(picks):
+            return
+        plain = self._prices.plain(len(slots))
+        rounds = max(self._probes.rest(plain), int(self._held.worth / plain))
+        pauses = [self._pause(i) for i in self._instant]
+        due = [self._round + pause - self._round % pause for pause in pauses]
+        self._resting = min([self._round + rounds, *due])
+        self._resters = {slot: self._keys[slot] for slot in slots}
 
     def _instants(self, asks: Sequence[Ask]) -> tuple[Floats, Floats, NDArray[np.int64]]:
         """Of drafters without a model, for every sequence and K: tokens, rows, and whose."""
@@ -230,19 +286,20 @@ class Controller:
                 at = np.minimum(self._ks, min(ask.budget, self.members[m].most))
                 tokens[b] = self._estimates.tokens(ask.slot, m, _kind(ask))[at]
                 late += ask.lags.get(m, 0)
-        if not prices.tried(m) and not self._fixed:
-            tokens[:, max(1, _K_FIRST // n) + 1 :] = 1  # the first time not far
+        if not self._fixed:  # what it costs is found out step by step
+            tokens[:, max(2 * prices.longest(m, n), _K_FIRST // n, 1) + 1 :] = 1
+        alone = tokens.sum(0)
         if n > 1:
             tokens = np.maximum(tokens, instants)
             rows = np.maximum(rows, prices.rows(m))
         else:
             rows = prices.rows(m)
         total = tokens.sum(0)
-        seconds = looked + prices.draft(m, n) + prices.rest(rows, n, m)
+        seconds = prices.draft(m, n, hoped=True) + prices.rest(rows, n, m)
         if late:
             rounds = np.clip(sum(a.left for a in asks) / total, 1, _HORIZON)
             seconds = seconds + late * prices.reading[m].value / rounds
-        return Option(m, total, seconds)
+        return Option(m, total, looked + seconds, alone / np.maximum(seconds, 1e-9))
 
     def _best(self, options: Sequence[Option], offered: bool) -> tuple[int, int, float]:
         """Member, K and rate."""
@@ -299,14 +356,11 @@ class Controller:
             picks.append(pick if k else None)
         return picks
 
-    def _judge_looks(self, asks: Sequence[Ask], options: Sequence[Option]) -> None:
-        """By how much a look at each raised the best rate, as far as that is known."""
+    def _judge_looks(self, asks: Sequence[Ask], options: Sequence[Option], spent: float) -> None:
+        """By how much looks, which took so many seconds, raised the best rate apart from that."""
         looked = {i for a in asks for i in a.offers}
-        if not looked:
-            return
-        models = [float(o.rates.max()) for o in options[1:]]
-        without = max([float(options[0].rates[0]), *models])
-        best = max([float(options[0].rates.max()), *models])
+        without = max(float(o.alone.max()) for o in options)
+        best = max(float((o.tokens / np.maximum(o.seconds - spent, 1e-9)).max()) for o in options)
         for i in looked:
             self._looked[i] += 1
             more = max(0.0, best / without - 1) - self._worth[i]
@@ -322,8 +376,18 @@ class Controller:
     def told(self, told: Told) -> None:
         """A proposal was judged, or the text has shown what would have become of it."""
         self._news.append(told)
-        if self.members[told.member].instant and told.accepted >= _PAUSE:
+        if self.members[told.member].instant and self._pays(told.member, told.accepted):
             self._eager.add(told.member)
+
+    def _pays(self, i: int, accepted: int) -> bool:
+        """Whether it seems to pay to look at a drafter again and to take what it proposes."""
+        n, right = self._batch, self._right
+        right[i] += (accepted - right[i]) / (2 * n)
+        if accepted < _PAUSE:
+            return False
+        seconds = self._prices.look[i].value
+        seconds += float(self._prices.rest(np.array([right[i] + 1]), n)[0])
+        return (right[i] + 1) * self._prices.plain(n) > seconds
 
     def spent(self, picks: Sequence[Pick | None], spent: Spent) -> None:
         """What a round took; told after everything else about it."""
@@ -335,6 +399,7 @@ class Controller:
 
     def _learn(self) -> None:
         """What was told since the last choice: rounds for which it was held did not wait."""
+        self._settle()
         news, self._news = self._news, []
         for item in news:
             if isinstance(item, Told):
@@ -369,6 +434,10 @@ class Controller:
         share = self._probes.seconds / prices.seconds if prices.seconds else 0.0
         who = "+".join(names) if k and names else None
         return Report(who, k, n, plain, tuple(found), self._probes.count, share)
+
+
+def _shorter(pick: Pick, k: int) -> Pick | None:
+    return pick if k == pick.k else Pick(pick.member, k, pick.kind) if k else None
 
 
 def _kind(ask: Ask) -> int:

@@ -2,7 +2,7 @@
 
 Choosing takes some tenths of a millisecond. Where a pass takes little more, as of a small model,
 a choice serves the rounds that follow, if they ask the same: as long as it takes for all that
-was thought since the first of them to be a hundredth of the time (`SHARE`).
+was thought since the first of them to be half a hundredth of the time (`_SHARE`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .plan import Ask, Pick, kind_of
-from .probes import SHARE
 
-Question = tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]
-"""Of each sequence its slot, its budget, and the kind of what each drafter offers."""
+_SHARE = 0.005
+"""Of the time that choosing may take."""
+
+_SOON = 0.25
+"""Of the time since the first choice: as long as little is known, none is held for longer."""
+
+Question = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+"""Of each sequence its slot, and the kind of what each drafter offers."""
 
 
 class Held:
@@ -21,13 +26,13 @@ class Held:
 
     Args:
         clock: tells the time in seconds.
-        most: the longest K.
     """
 
-    def __init__(self, clock: Callable[[], float], most: int) -> None:
-        self._clock, self._most = clock, most
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._choices: dict[Question, Sequence[Pick | None]] = {}
-        self._began = self._thought = 0.0
+        self._first: float | None = None
+        self._began = self._thought = self._last = 0.0
 
     def drop(self) -> None:
         """What is asked next is to be thought about."""
@@ -36,6 +41,8 @@ class Held:
     def begin(self) -> float:
         """Now something is thought about."""
         now = self._clock()
+        if self._first is None:
+            self._first = now
         if now >= self._until:
             self.drop()
         if not self._choices:
@@ -43,32 +50,36 @@ class Held:
         return now
 
     @property
+    def worth(self) -> float:
+        """Seconds in which it is worth while to choose once."""
+        return self._worth(self._last)
+
+    def _worth(self, thought: float) -> float:
+        since = 0.0 if self._first is None else self._began - self._first
+        return min(thought / _SHARE, since * _SOON)
+
+    @property
     def _until(self) -> float:
-        return self._began + self._thought / SHARE
+        return self._began + self._worth(self._thought)
 
     def keep(self, question: Question, picks: Sequence[Pick | None], began: float) -> None:
         """A choice that was begun to be thought about then."""
         self._choices[question] = picks
-        self._thought += self._clock() - began
+        self._last = self._clock() - began
+        self._thought += self._last
 
     def find(self, question: Question) -> Sequence[Pick | None] | None:
         """What was chosen then, if that is not too long ago."""
         picks = self._choices.get(question)
         return picks if picks is not None and self._clock() < self._until else None
 
-    def plainly(self, slots: Sequence[int], budgets: Sequence[int]) -> Question:
-        """What is asked where nothing is offered and nobody is behind."""
-        return tuple(
-            (slot, min(budget, self._most), ()) for slot, budget in zip(slots, budgets, strict=True)
-        )
+    def plainly(self, slots: Sequence[int]) -> Question:
+        """What is asked where nothing is offered."""
+        return tuple((slot, ()) for slot in slots)
 
     def question(self, asks: Sequence[Ask]) -> Question:
         """What is asked."""
         return tuple(
-            (
-                a.slot,
-                min(a.budget, self._most),
-                tuple((i, kind_of(len(counts) - 1)) for i, counts in a.offers.items()),
-            )
+            (a.slot, tuple((i, kind_of(len(counts) - 1)) for i, counts in a.offers.items()))
             for a in asks
         )

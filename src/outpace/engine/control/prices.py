@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 import numpy as np
 
 from .plan import Pick, Profile, Spent
 from .survival import Floats
-from .times import Mean, Times
+from .times import HOPE, DraftTimes, Mean, PassTimes
 
 _PRESENT = 0.25
 """Weight of a round in the running mean of how many nodes a draft has."""
@@ -26,9 +27,9 @@ class Prices:
     def __init__(self, members: Sequence[Profile], most: int) -> None:
         self._members = members
         self._ks = np.arange(most + 1, dtype=np.float64)
-        self._rest = Times()
-        self._begun = {i: Times() for i, m in enumerate(members) if m.begun}
-        self._draft = [Times(0.0) for _ in members]
+        self._rest = PassTimes()
+        self._begun = {i: PassTimes() for i, m in enumerate(members) if m.begun}
+        self._draft = [DraftTimes() for _ in members]
         self._nodes = [self._ks.copy() for _ in members]
         self._sized: set[tuple[int, int]] = set()
         self.look = [Mean() for _ in members]
@@ -46,22 +47,26 @@ class Prices:
         """How often one was timed; by default any round."""
         return self._rest.measured if batch is None else self._rest.count(1, batch)
 
-    def tried(self, member: int) -> bool:
-        """Whether it has drafted."""
-        return self._draft[member].known
+    def longest(self, member: int, batch: int) -> int:
+        """The largest K that it has drafted for so many sequences."""
+        return self._draft[member].longest(batch)
 
-    def draft(self, member: int, batch: int) -> Floats:
-        """Of a draft by K, `[K + 1]`; before one was timed, what it may cost."""
-        if self.tried(member):
-            return self._draft[member].at(self._ks, batch)
-        found: Floats = self._ks * (self._members[member].cost * self.plain(batch))
-        return found
+    def draft(self, member: int, batch: int, hoped: bool = False) -> Floats:
+        """Of a draft by K, `[K + 1]`; before one was timed, what it may cost.
+
+        Args:
+            hoped: less where it is uncertain.
+        """
+        times, cost = self._draft[member], self._members[member].cost
+        if not times.measured:
+            times.expect(1.5 * cost * self.plain(batch))
+        return times.at(self._ks, batch, HOPE if hoped else 0)
 
     def rest(self, rows: Floats, batch: int, member: int = -1) -> Floats:
-        """Of the target's pass over so many rows and all else."""
+        """Of the target's pass over so many rows and all else, less where it is uncertain."""
         begun = self._begun.get(member)
-        times = begun if begun is not None and begun.known else self._rest
-        return times.hoped(rows, batch)
+        times = begun if begun is not None and begun.measured else self._rest
+        return times.at(rows, batch, HOPE)
 
     def rows(self, member: int) -> Floats:
         """Of the pass, by K: of trees it is learned."""
@@ -73,6 +78,12 @@ class Prices:
     def read(self, member: int, tokens: int, seconds: float) -> None:
         """A drafter has read what it lacked of a text."""
         self.reading[member].add(seconds / max(1, tokens))
+
+    def rested(self, batch: int, seconds: Sequence[float]) -> None:
+        """What rounds of plain decoding took, one after the other."""
+        usual = statistics.median(seconds)
+        self._rest.add(1, batch, statistics.fmean(min(s, 1.5 * usual) for s in seconds))
+        self.seconds += sum(seconds)
 
     def add(self, picks: Sequence[Pick | None], spent: Spent) -> float:
         """What a round took; its seconds."""

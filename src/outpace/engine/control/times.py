@@ -1,154 +1,276 @@
-"""What the parts of a round cost: running means of seconds, by size and by sequences.
+"""What the parts of a round cost: estimates of seconds, by size and by sequences.
 
-A cell is a size (rows of the target's pass, or tokens drafted) for so many sequences. What
-was not measured follows from its neighbours: of the same number of sequences along a line,
-else by the product of both, as most of a pass is work per row.
+A cell is a size (rows of the target's pass, or tokens drafted) for so many sequences. Every
+measurement is noisy, the first ones of a size most of all, and machines drift, so that what was
+measured long ago is worth less than what was measured just now. So each cell is filtered
+(Kalman, of logarithms), and cells of neighbouring sizes are smoothed together (Rauch, Tung,
+Striebel 1965), as a walk with small steps around what is expected without them: a shape, or
+what other numbers of sequences have shown. A size that was measured once, and was slow by chance,
+is so believed by its neighbours' standard, and one that is uncertain can be hoped to be better.
 """
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...trees.topology import MOST_NODES
-
 Floats = NDArray[np.float64]
 
-_WINDOW = 12
-"""Measurements that a running mean is about."""
+_FIRST, _NOISE = 0.5, 0.2
+"""Standard deviations of the logarithm of a size's first measurement, and of the others until it is
+known how much they vary."""
 
-_FEW = 3
-"""The first ones, of which the shortest counts: what runs for the first time takes long."""
+_LEAST = 0.03
+"""They are not taken to vary less."""
 
-_OUTLIER = 1.5
-"""A measurement counts as no more than so many times the mean: something else ran, too."""
+_WARM, _VARIES = 3, 50
+"""Measurements of a size before they show how much they vary, and over how many that is taken."""
 
-_FAR = 3.0
-"""The first measurement of a size counts as no more than so many times what was expected."""
+_COLD = 1.0
+"""The same of the very first of all: what runs for the first time takes long."""
 
-_HOPE = 0.95
-"""Of what is expected, where it was not measured."""
+_LONG = 0.4
+"""A measurement counts as no more than so much above what is known, in logarithms."""
 
-_SLOPE = 0.02
-"""Of a row beyond the first, in passes of one row, where only one size was measured."""
+_DRIFT = 1e-4
+"""Variance that an estimate gains with each measurement of another size; at most `_FORGOTTEN`."""
 
-Cell = tuple[int, int]
-"""Size and sequences."""
+_FORGOTTEN = 0.02
+
+_WINDOW = 16
+"""Measurements of a size that its estimate is about at most."""
+
+_STEP = 0.004
+"""Variance of the step from one size to the next; where rows count, from one row to the next."""
+
+HOPE = 0.5
+"""Standard deviations by which an uncertain size may be better than it seems: else what was slow
+once would not be tried again."""
+
+_BEGIN, _MOST_TO_BEGIN = 0.5, 4.0
+"""Steps that a draft takes to begin with: before that is known, and at most."""
+
+_GUESS = 0.5
+"""Variance of the logarithm of what is expected before anything was measured."""
 
 
 @dataclass(slots=True)
 class Mean:
-    """A running mean that is hardly moved by what takes exceptionally long."""
+    """A running mean of seconds that is hardly moved by what takes exceptionally long."""
 
     value: float = 0.0
     count: int = 0
 
     def add(self, seconds: float) -> None:
         self.count += 1
-        if self.count <= _FEW:
+        if self.count <= 3:  # what runs for the first time takes long
             self.value = seconds if self.count == 1 else min(self.value, seconds)
             return
-        seconds = min(seconds, _OUTLIER * self.value)
-        self.value += (seconds - self.value) / min(self.count, _WINDOW)
+        seconds = min(seconds, math.exp(_LONG) * self.value)
+        self.value += (seconds - self.value) / min(self.count, 12)
 
 
-class Times:
-    """Seconds by size, for so many sequences.
+@dataclass(slots=True)
+class _Cell:
+    """The logarithm of seconds, its variance, and the measurement (of all) it was last seen at."""
 
-    Args:
-        origin: what size 0 takes, if that is known; without it there is no size 0.
+    value: float
+    variance: float
+    seen: int
+    count: int = 1
+
+    def now(self, clock: int) -> float:
+        """The variance by now."""
+        return min(self.variance + _DRIFT * (clock - self.seen), _FORGOTTEN + self.variance)
+
+    def add(self, value: float, clock: int, noise: float) -> float:
+        """Count a measurement with this variance; how far it is from what was known."""
+        before = self.now(clock)
+        error = min(value - self.value, _LONG)
+        gain = before / (before + noise)
+        self.value += max(gain, 1 / _WINDOW) * error
+        self.variance, self.seen = (1 - gain) * before, clock
+        self.count += 1
+        return error
+
+
+@dataclass(slots=True)
+class _Walk:
+    """What was measured, smoothed: logarithms of what it is beside what was expected, by size.
+
+    Attributes:
+        places, means, variances: sizes that were measured, ascending.
+        step: variance from one size to the next.
     """
 
-    def __init__(self, origin: float | None = None) -> None:
-        self._cells: dict[Cell, Mean] = {}
-        self._origin = origin
-        self._curves: dict[int, tuple[Floats, Floats]] = {}
-        self._hopes: dict[int, Floats] = {}
+    places: Floats
+    means: Floats
+    variances: Floats
+    step: float
+
+    @classmethod
+    def smoothed(cls, seen: Sequence[tuple[float, float, float]], step: float) -> _Walk:
+        """Of places, what was measured there, and its variances."""
+        forward = [seen[0]]
+        for place, value, variance in seen[1:]:
+            before, mean, spread = forward[-1]
+            spread += step * (place - before)
+            gain = spread / (spread + variance)
+            forward.append((place, mean + gain * (value - mean), (1 - gain) * spread))
+        back = [forward[-1]]
+        for place, mean, spread in reversed(forward[:-1]):
+            after, later, width = back[-1]
+            ahead = spread + step * (after - place)
+            gain = spread / ahead
+            width = spread + gain * gain * (width - ahead)
+            back.append((place, mean + gain * (later - mean), width))
+        places, means, variances = np.array(back[::-1]).T
+        return cls(places, means, variances, step)
+
+    def at(self, sizes: Floats) -> Floats:
+        found: Floats = np.interp(sizes, self.places, self.means)
+        return found
+
+    def doubt(self, sizes: Floats) -> Floats:
+        """Standard deviations beyond that of the size that is known best."""
+        places = self.places
+        right = places.searchsorted(sizes).clip(max=len(places) - 1)
+        near, far = abs(places[right] - sizes), abs(sizes - places[(right - 1).clip(0)])
+        inside = (sizes > places[0]) & (sizes < places[-1])
+        away = np.where(inside, near * far / np.maximum(near + far, 1), np.minimum(near, far))
+        variances = np.interp(sizes, places, self.variances) + self.step * away
+        found: Floats = np.sqrt(variances) - math.sqrt(self.variances.min())
+        return found
+
+
+class Times(ABC):
+    """Seconds by size, for so many sequences."""
+
+    rows: ClassVar[bool]
+    """Whether as many rows in all take as long whoever they belong to; else as many of each
+    sequence do."""
+
+    def __init__(self) -> None:
+        self._cells: dict[int, dict[int, _Cell]] = {}  # by sequences and size
+        self._walks: dict[tuple[int, int | None], tuple[int, _Walk]] = {}
+        self._guess, self._noise = 0.0, _NOISE * _NOISE
+        self.measured = 0
+        """How often."""
+
+    @abstractmethod
+    def _shape(self, sizes: Floats, batch: int) -> Floats:
+        """What they are expected to be, up to a factor."""
+
+    def expect(self, seconds: float) -> None:
+        """What size 1 may take, before anything was measured."""
+        self._guess = seconds
 
     def add(self, size: int, batch: int, seconds: float) -> None:
-        cell = self._cells.get((size, batch))
-        if cell is None:
-            if self._cells:  # nor is a first one believed that is far above its neighbours
-                seconds = min(seconds, _FAR * max(self.one(size, batch), 1e-9))
-            cell = self._cells[size, batch] = Mean()
-            self._hopes.pop(batch, None)
-        before = cell.value
-        cell.add(seconds)
-        if abs(cell.value - before) > 0.01 * before or cell.count == _FEW:
-            self._curves.clear()
+        value = math.log(max(seconds, 1e-9))
+        cells, now = self._cells.setdefault(batch, {}), self.measured + 1
+        if size in cells:
+            error = cells[size].add(value, now, self._noise)
+            if cells[size].count > _WARM:
+                self._noise += (max(error * error, _LEAST * _LEAST) - self._noise) / _VARIES
+        else:
+            if cells:
+                value = min(value, math.log(max(self.one(size, batch), 1e-9)) + _LONG)
+            cells[size] = _Cell(value, (_COLD if now == 1 else _FIRST) ** 2, now)
+        self.measured = now
 
     def count(self, size: int, batch: int) -> int:
         """Measurements of a cell."""
-        cell = self._cells.get((size, batch))
+        cell = self._cells.get(batch, {}).get(size)
         return 0 if cell is None else cell.count
 
-    @property
-    def measured(self) -> int:
-        """How often."""
-        return sum(cell.count for cell in self._cells.values())
-
-    @property
-    def known(self) -> bool:
-        return bool(self._cells)
+    def longest(self, batch: int) -> int:
+        """The largest size that was measured for so many sequences; 0 if none was."""
+        return max(self._cells.get(batch, {}), default=0)
 
     def one(self, size: int, batch: int) -> float:
-        """Seconds of one size."""
-        cell = self._cells.get((size, batch))
-        return float(self.at(np.array([float(size)]), batch)[0]) if cell is None else cell.value
+        """Seconds of one size; by its own measurements, where there are enough."""
+        cell = self._cells.get(batch, {}).get(size)
+        if cell is not None and cell.count >= _WARM:
+            return math.exp(cell.value)
+        return float(self.at(np.array([float(size)]), batch)[0])
 
-    def at(self, sizes: Floats, batch: int) -> Floats:
-        """Seconds of these sizes; 0 if nothing at all was measured."""
-        if not self._cells:
-            return np.zeros(len(sizes))
-        if batch not in self._curves:
-            self._curves[batch] = self._curve(batch)
-        x, y = self._curves[batch]
-        found: Floats = np.interp(sizes, x, y)
+    def at(self, sizes: Floats, batch: int, hope: float = 0.0) -> Floats:
+        """Seconds of these sizes; 0 if nothing at all is known.
+
+        Args:
+            hope: standard deviations by which it is taken to be better where it is uncertain.
+        """
+        others = [b for b in self._cells if b != batch]
+        other = min(others, key=lambda b: abs(math.log(b / batch)), default=None)
+        seconds = self._expected(sizes, batch, other)
+        if batch in self._cells:
+            walk = self._walk(batch, other)
+            seconds *= np.exp(walk.at(sizes) - (hope * walk.doubt(sizes) if hope else 0))
+        elif other is None:
+            seconds *= self._guess / float(self._shape(np.ones(1), batch)[0])
+        return seconds
+
+    def _expected(self, sizes: Floats, batch: int, other: int | None) -> Floats:
+        """The shape, or what another number of sequences has shown."""
+        if other is None:
+            return self._shape(sizes, batch)
+        sizes = sizes * (batch / other) if self.rows else sizes
+        found: Floats = self._shape(sizes, other) * np.exp(self._walk(other, None).at(sizes))
         return found
 
-    def hoped(self, sizes: Floats, batch: int) -> Floats:
-        """The same, somewhat less where it was not measured: else that would never be tried."""
-        found = self.at(sizes, batch)
-        if batch not in self._hopes:
-            hopes = self._hopes[batch] = np.full(MOST_NODES + 2, _HOPE)
-            hopes[[size for size, b in self._cells if b == batch]] = 1.0
-        return found * self._hopes[batch][sizes.astype(np.intp)]
+    def _walk(self, batch: int, other: int | None) -> _Walk:
+        """Of so many sequences, beside what is expected."""
+        held = self._walks.get((batch, other))
+        if held is None or held[0] != self.measured:
+            cells = sorted(self._cells[batch].items())
+            sizes = np.array([float(size) for size, _ in cells])
+            logs = np.log(np.maximum(self._expected(sizes, batch, other), 1e-9)).tolist()
+            seen = [
+                (float(size), cell.value - log, cell.now(self.measured))
+                for (size, cell), log in zip(cells, logs, strict=True)
+            ]
+            if other is None and self._guess > 0:
+                first = float(self._shape(np.ones(1), batch)[0])
+                seen.insert(0, (0.0, math.log(self._guess / first), _GUESS))
+            walk = _Walk.smoothed(seen, _STEP * batch if self.rows else _STEP)
+            held = self._walks[batch, other] = self.measured, walk
+        return held[1]
 
-    def _curve(self, batch: int) -> tuple[Floats, Floats]:
-        """Points to interpolate between, the last one far out."""
-        points = self._points(batch)
-        others = {
-            size * b / batch: m.value for (size, b), m in sorted(self._cells.items()) if b != batch
-        }
-        if points and others:  # as many rows in all; levelled to what was measured here
-            near = min(others, key=lambda size: min(abs(size - own) for own in points))
-            own = min(points, key=lambda size: abs(size - near))
-            scale = points[own] / others[near] if others[near] > 0 else 1.0
-            low, high = min(points), max(points)
-            points |= {s: v * scale for s, v in others.items() if not low <= s <= high}
-        return self._line(points or others)
 
-    def _points(self, batch: int) -> dict[float, float]:
-        """What was measured. One that was measured but a few times counts as no more than so many
-        times what others promise: it would not be tried again if it had been slow by chance."""
-        cells = {float(size): m for (size, b), m in self._cells.items() if b == batch}
-        points = {size: m.value for size, m in cells.items() if m.count >= _FEW}
-        if not points:
-            return {size: m.value for size, m in cells.items()}
-        x, y = self._line(points)
-        few = {size: m.value for size, m in cells.items() if m.count < _FEW}
-        most = {size: _OUTLIER * float(np.interp(size, x, y)) for size in few}
-        return points | {size: min(value, most[size]) for size, value in few.items()}
+class PassTimes(Times):
+    """Of passes by rows. Before it is known better, a row adds two per cent."""
 
-    def _line(self, points: dict[float, float]) -> tuple[Floats, Floats]:
-        if self._origin is not None:
-            points = {0: self._origin} | points
-        x = sorted(points)
-        y = [points[size] for size in x]
-        slope = _SLOPE * y[0]
-        if len(x) > 1:
-            slope = max(0.0, (y[-1] - y[0]) / (x[-1] - x[0]))  # of all: two neighbours are noise
-        far = 1e4
-        return np.array([*x, x[-1] + far]), np.array([*y, y[-1] + far * slope])
+    rows = True
+
+    def _shape(self, sizes: Floats, batch: int) -> Floats:
+        found: Floats = 1 + 0.02 * sizes * batch
+        return found
+
+
+class DraftTimes(Times):
+    """Of drafts by tokens: a step for each, and something to begin with, in steps."""
+
+    rows = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begin = _BEGIN
+
+    def add(self, size: int, batch: int, seconds: float) -> None:
+        super().add(size, batch, seconds)
+        known = [(k, c) for k, c in self._cells[batch].items() if c.count >= _WARM]
+        if len(known) > 1 and self.count(size, batch) in (_WARM, _WINDOW):
+            steps = np.array([float(k) for k, _ in known])
+            weights = np.sqrt([min(c.count, _WINDOW) for _, c in known])
+            slope, first = np.polyfit(steps, [math.exp(c.value) for _, c in known], 1, w=weights)
+            self._begin = min(max(0.0, first / slope), _MOST_TO_BEGIN) if slope > 0 else _BEGIN
+
+    def _shape(self, sizes: Floats, batch: int) -> Floats:
+        found: Floats = sizes + np.minimum(sizes, 1) * self._begin
+        return found
