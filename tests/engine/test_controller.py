@@ -297,7 +297,7 @@ def test_a_look_that_does_not_pay_is_taken_seldom():
         run = generate(world, control)
         counts.append(sum(s > 10.5 for s in run.seconds) / len(run.seconds))
     assert counts[0] < 0.15
-    assert counts[1] == 1
+    assert counts[1] > 0.95  # all but those that time plain decoding
 
 
 def test_a_drafter_that_could_not_win_is_never_tried():
@@ -447,6 +447,9 @@ class Erratic(Controller):
     def __init__(self, members, seed):
         super().__init__(members, clock=lambda: 0.0)
         self.rng = np.random.default_rng(seed)
+
+    def rests(self, slots, waiting):
+        return False
 
     def again(self, slots, budgets):
         return None

@@ -32,6 +32,9 @@ class Script(Controller):
         engine.controller = engine._drafting.controller = self
         self.pick = pick
 
+    def rests(self, slots, waiting):
+        return False
+
     def again(self, slots, budgets):
         self._round += 1
 

@@ -96,10 +96,10 @@ class Drafting:
 
     # --- a round ------------------------------------------------------------------
 
-    def rest(self, batch: int) -> bool:
+    def rest(self, slots: Sequence[int]) -> bool:
         """Begin a round; whether nobody drafts in it, nor is told anything but what it took."""
         c = self.controller
-        self.rests = c is not None and not self._comparing and c.rests(batch)
+        self.rests = c is not None and c.rests(slots, self._comparing > 0)
         if self.rests and self._drafted:
             self._drafted.clear()
         return self.rests

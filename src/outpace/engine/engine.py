@@ -229,7 +229,7 @@ class Engine:
         alone, self._undecided = self._undecided, False
         if self._drafting is None:
             return nothing(len(running), self._law_device)
-        if self._drafting.rest(len(running)):
+        if self._drafting.rest([r.place for r in running]):
             return nothing(len(running), self._law_device)
         budgets = [0 if alone else r.budget(self.k) for r in running]
         if not any(budgets):

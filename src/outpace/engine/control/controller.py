@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .estimates import Estimates, Key
-from .held import Held
+from .held import Choice, Held
 from .plan import Ask, Pick, Profile, Spent, Told, kind_of
 from .prices import Prices
 from .probes import Candidate, Probe, Probes
@@ -101,11 +101,14 @@ class Controller:
         self._round = self._resting = 0  # rounds so far, and until when nothing is worth trying
         self._rested: list[float] = []  # seconds of the rounds since then
         self._resters: dict[int, Key] = {}  # who runs in them
+        self._timing = False  # whether that is to time plain decoding
         self._keys: dict[int, Key] = {}
         self._batch = 1
         self._chosen = -1, 0
         self._worth = [0.0] * len(self.members)  # of a look: by how much it raised the rate
         self._looked = [0] * len(self.members)
+        self._early: set[int] = set()  # those that are looked at in this round as they are eager
+        self._let_down: set[int] = set()  # those of whom such a look brought nothing
         self._right = [0.0] * len(self.members)  # running means of tokens that were right
         self._eager: set[int] = set()  # those without a model that were right when last judged
 
@@ -131,11 +134,19 @@ class Controller:
 
     # --- a round ------------------------------------------------------------------
 
-    def rests(self, batch: int) -> bool:
-        """Begin a round, if nothing is worth trying in it: nobody is asked or told anything, but
-        `rested` what it took."""
-        if self._round + 1 >= self._resting or self._eager or batch != len(self._resters):
-            return False
+    def rests(self, slots: Sequence[int], waiting: bool) -> bool:
+        """Begin a round, if nothing is to be tried in it: nobody is asked or told anything, but
+        `rested` what it took.
+
+        Args:
+            waiting: whether proposals wait for the text to judge them.
+        """
+        if not self._fixed and self._prices.plain_rounds() + len(self._rested) < _PLAIN_FIRST:
+            self._resters = {slot: self._keys[slot] for slot in slots}
+        else:
+            due = len(slots) == len(self._resters) and self._round + 1 < self._resting
+            if not due or ((waiting or self._eager) and not self._timing):
+                return False
         self._round += 1
         return True
 
@@ -160,25 +171,29 @@ class Controller:
         self._round += 1
         if any(i in self._eager or self._round % self._pause(i) == 0 for i in self._instant):
             return None
-        picks = self._held.find(self._held.plainly(slots))
-        if picks is None:
+        choice = self._held.find(self._held.plainly(slots))
+        if choice is None:
             return None
-        self._rest(slots, picks)
+        self._rest(slots, choice.picks)
         return [
             pick if pick is None or pick.k <= budget else _shorter(pick, budget)
-            for pick, budget in zip(picks, budgets, strict=True)
+            for pick, budget in zip(choice.picks, budgets, strict=True)
         ]
 
     def looks(self) -> list[int]:
         """Drafters without a model that are worth looking at in this round."""
         eager, self._eager = self._eager, set()
-        return [i for i in self._instant if i in eager or self._round % self._pause(i) == 0]
+        due = {i for i in self._instant if self._round % self._pause(i) == 0}
+        self._early = eager - due
+        self._let_down -= due
+        return [i for i in self._instant if i in due or i in eager]
 
     def _pause(self, i: int) -> int:
         """In how many rounds it is looked at once."""
         if self._fixed or self._looked[i] < _SETTLED:
             return 1
-        plain, look = self._prices.plain(self._batch), self._prices.look[i].value
+        plain = self._prices.plain(self._batch)
+        look = self._prices.look[i].value + self._prices.compared(self._batch)
         if self._worth[i] * plain > look:
             return 1
         return max(_PAUSE, int(look / (_LOOKS * plain)))
@@ -186,18 +201,19 @@ class Controller:
     def choose(self, asks: Sequence[Ask]) -> Sequence[Pick | None]:
         """Who drafts for each sequence; None is plain decoding."""
         question = self._held.question(asks)
-        picks = self._held.find(question)
-        if picks is None:
+        choice = self._held.find(question)
+        if choice is None:
             began = self._held.begin()
             self._learn()
-            picks, lasting = self._choose(asks)
+            choice, lasting = self._choose(asks)
             if lasting:
-                self._held.keep(question, picks, began)
+                self._held.keep(question, choice, began)
             else:
                 self._held.drop()
         else:
-            self._rest([a.slot for a in asks], picks)
-        return [self._cut(pick, ask) for pick, ask in zip(picks, asks, strict=True)]
+            self._rest([a.slot for a in asks], choice.picks)
+        self._count_looks({i for a in asks for i in a.offers}, choice.gain)
+        return [self._cut(pick, ask) for pick, ask in zip(choice.picks, asks, strict=True)]
 
     def _cut(self, pick: Pick | None, ask: Ask) -> Pick | None:
         """The pick as far as there is something to take."""
@@ -211,24 +227,24 @@ class Controller:
             most = min(most, depth)
         return _shorter(pick, min(k, most))
 
-    def _choose(self, asks: Sequence[Ask]) -> tuple[list[Pick | None], bool]:
+    def _choose(self, asks: Sequence[Ask]) -> tuple[Choice, bool]:
         """The same, and whether the choice may be held."""
         self._batch = n = len(asks)
-        self._resting = 0
+        self._resting, self._timing = 0, False
         plain: list[Pick | None] = [None] * n
         if not any(a.budget for a in asks):
-            return plain, False
-        if not self._fixed and self._prices.plain_rounds() < _PLAIN_FIRST:
-            return plain, False  # what plain decoding costs is the first thing to know
+            return Choice(plain), False
         tokens, rows, who = self._instants(asks)
         looked = sum(self._prices.look[i].value for i in {i for a in asks for i in a.offers})
         seconds = self._prices.rest(rows, n)
-        options = [Option(-1, tokens.sum(0), looked + seconds, n / np.maximum(seconds[:1], 1e-9))]
+        alone = n / np.maximum(seconds[:1], 1e-9)
+        if looked:  # what was proposed is compared with the text, even if it was not taken
+            seconds[0] += self._prices.compared(n)
+        options = [Option(-1, tokens.sum(0), looked + seconds, alone)]
         for m, profile in enumerate(self.members):
             if not profile.instant:
                 options.append(self._option(m, asks, tokens, rows, looked))
-        if looked:
-            self._judge_looks(asks, options, looked)
+        gain = _gain(options, looked) if looked else 0.0
         member, k, rate = self._best(options, bool((who >= 0).any()))
         probe = self._probe(asks, options, member, k, rate)
         if probe is not None:
@@ -236,11 +252,11 @@ class Controller:
                 wanted = self.most if self._fixed else probe.k
                 length = min(wanted, asks[b].budget, self.members[probe.member].most)
                 plain[b] = Pick(probe.member, length, _kind(asks[b]))
-            return plain, False
+            return Choice(plain, gain), False
         self._chosen = member, k
         picks = self._picks(asks, member, k, tokens, who)
         self._rest([a.slot for a in asks], picks)
-        return picks, True
+        return Choice(picks, gain), True
 
     def _rest(self, slots: Sequence[int], picks: Sequence[Pick | None]) -> None:
         """If nothing is drafted: until there is credit for a probe, or it is time for a look. If
@@ -250,8 +266,12 @@ class Controller:
         plain = self._prices.plain(len(slots))
         rounds = max(self._probes.rest(plain), int(self._held.worth / plain))
         pauses = [self._pause(i) for i in self._instant]
-        due = [self._round + pause - self._round % pause for pause in pauses]
-        self._resting = min([self._round + rounds, *due])
+        due = [pause - self._round % pause - 1 for pause in pauses]
+        self._pause_for(slots, min([rounds, *due]))
+
+    def _pause_for(self, slots: Sequence[int], rounds: int) -> None:
+        """Rest in so many rounds."""
+        self._resting = self._round + rounds + 1
         self._resters = {slot: self._keys[slot] for slot in slots}
 
     def _instants(self, asks: Sequence[Ask]) -> tuple[Floats, Floats, NDArray[np.int64]]:
@@ -327,7 +347,9 @@ class Controller:
         lost = float(options[0].seconds[0]) - n / rate
         counted = self._prices.plain_rounds(n)
         if k and not self._fixed and self._probes.time_plain(self._round, n, counted, lost):
-            return Probe(-1, 0, (), rate)
+            self._pause_for([a.slot for a in asks], _PLAIN_FIRST)
+            self._timing, self._probes.now = True, None
+            return None
         asked = max(a.budget for a in asks)
         found = []
         for option in options[1:]:
@@ -356,16 +378,14 @@ class Controller:
             picks.append(pick if k else None)
         return picks
 
-    def _judge_looks(self, asks: Sequence[Ask], options: Sequence[Option], spent: float) -> None:
-        """By how much looks, which took so many seconds, raised the best rate apart from that."""
-        looked = {i for a in asks for i in a.offers}
-        without = max(float(o.alone.max()) for o in options)
-        best = max(float((o.tokens / np.maximum(o.seconds - spent, 1e-9)).max()) for o in options)
+    def _count_looks(self, looked: set[int], gain: float) -> None:
+        """By how much looks at these have raised the best rate."""
         for i in looked:
             self._looked[i] += 1
-            more = max(0.0, best / without - 1) - self._worth[i]
-            slow = 4 if more > 0 else _SETTLED  # what pays again is soon noticed
-            self._worth[i] += more * max(1 / slow, 1 / self._looked[i])
+            if not gain and i in self._early:
+                self._let_down.add(i)
+            slow = 4 if gain > self._worth[i] else _SETTLED  # what pays again is soon noticed
+            self._worth[i] += (gain - self._worth[i]) * max(1 / slow, 1 / self._looked[i])
 
     # --- what came of it ----------------------------------------------------------
 
@@ -376,8 +396,9 @@ class Controller:
     def told(self, told: Told) -> None:
         """A proposal was judged, or the text has shown what would have become of it."""
         self._news.append(told)
-        if self.members[told.member].instant and self._pays(told.member, told.accepted):
-            self._eager.add(told.member)
+        i = told.member
+        if self.members[i].instant and self._pays(i, told.accepted) and i not in self._let_down:
+            self._eager.add(i)
 
     def _pays(self, i: int, accepted: int) -> bool:
         """Whether it seems to pay to look at a drafter again and to take what it proposes."""
@@ -434,6 +455,13 @@ class Controller:
         share = self._probes.seconds / prices.seconds if prices.seconds else 0.0
         who = "+".join(names) if k and names else None
         return Report(who, k, n, plain, tuple(found), self._probes.count, share)
+
+
+def _gain(options: Sequence[Option], looked: float) -> float:
+    """By how much looks, which took so many seconds, raise the best rate apart from that."""
+    without = max(float(o.alone.max()) for o in options)
+    best = max(float((o.tokens / np.maximum(o.seconds - looked, 1e-9)).max()) for o in options)
+    return max(0.0, best / without - 1)
 
 
 def _shorter(pick: Pick, k: int) -> Pick | None:

@@ -8,6 +8,7 @@ was thought since the first of them to be half a hundredth of the time (`_SHARE`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from .plan import Ask, Pick, kind_of
 
@@ -21,6 +22,13 @@ Question = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
 """Of each sequence its slot, and the kind of what each drafter offers."""
 
 
+class Choice(NamedTuple):
+    """What was chosen, and by how much looks at drafters without a model raised its rate."""
+
+    picks: Sequence[Pick | None]
+    gain: float = 0.0
+
+
 class Held:
     """Choices by what was asked.
 
@@ -30,7 +38,7 @@ class Held:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._choices: dict[Question, Sequence[Pick | None]] = {}
+        self._choices: dict[Question, Choice] = {}
         self._first: float | None = None
         self._began = self._thought = self._last = 0.0
 
@@ -62,16 +70,16 @@ class Held:
     def _until(self) -> float:
         return self._began + self._worth(self._thought)
 
-    def keep(self, question: Question, picks: Sequence[Pick | None], began: float) -> None:
+    def keep(self, question: Question, choice: Choice, began: float) -> None:
         """A choice that was begun to be thought about then."""
-        self._choices[question] = picks
+        self._choices[question] = choice
         self._last = self._clock() - began
         self._thought += self._last
 
-    def find(self, question: Question) -> Sequence[Pick | None] | None:
+    def find(self, question: Question) -> Choice | None:
         """What was chosen then, if that is not too long ago."""
-        picks = self._choices.get(question)
-        return picks if picks is not None and self._clock() < self._until else None
+        choice = self._choices.get(question)
+        return choice if choice is not None and self._clock() < self._until else None
 
     def plainly(self, slots: Sequence[int]) -> Question:
         """What is asked where nothing is offered."""

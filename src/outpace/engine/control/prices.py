@@ -27,15 +27,20 @@ class Prices:
     def __init__(self, members: Sequence[Profile], most: int) -> None:
         self._members = members
         self._ks = np.arange(most + 1, dtype=np.float64)
-        self._rest = PassTimes()
-        self._begun = {i: PassTimes() for i, m in enumerate(members) if m.begun}
-        self._draft = [DraftTimes() for _ in members]
+        self._age = 0  # rounds
+        self._rest = PassTimes(self._clock)
+        self._begun = {i: PassTimes(self._clock) for i, m in enumerate(members) if m.begun}
+        self._draft = [DraftTimes(self._clock) for _ in members]
         self._nodes = [self._ks.copy() for _ in members]
         self._sized: set[tuple[int, int]] = set()
         self.look = [Mean() for _ in members]
         self.reading = [Mean() for _ in members]
+        self._compared: dict[int, float] = {}
         self.rounds = [0] * len(members)
         self.seconds = 0.0
+
+    def _clock(self) -> int:
+        return self._age
 
     # --- what is asked -------------------------------------------------------------
 
@@ -46,6 +51,10 @@ class Prices:
     def plain_rounds(self, batch: int | None = None) -> int:
         """How often one was timed; by default any round."""
         return self._rest.measured if batch is None else self._rest.count(1, batch)
+
+    def compared(self, batch: int) -> float:
+        """Of a round more, if what was proposed is not taken but compared with the text."""
+        return max(0.0, self._compared.get(batch, 0.0))
 
     def longest(self, member: int, batch: int) -> int:
         """The largest K that it has drafted for so many sequences."""
@@ -81,13 +90,15 @@ class Prices:
 
     def rested(self, batch: int, seconds: Sequence[float]) -> None:
         """What rounds of plain decoding took, one after the other."""
-        usual = statistics.median(seconds)
+        self._age += len(seconds)
+        usual = statistics.median_low(seconds)
         self._rest.add(1, batch, statistics.fmean(min(s, 1.5 * usual) for s in seconds))
         self.seconds += sum(seconds)
 
     def add(self, picks: Sequence[Pick | None], spent: Spent) -> float:
         """What a round took; its seconds."""
         batch, rest = len(picks), self._rest
+        self._age += 1
         for i, seconds in spent.looks.items():
             self.look[i].add(seconds)
         longest: dict[int, int] = {}
@@ -102,7 +113,12 @@ class Prices:
                 weight = _PRESENT if (m, k) in self._sized else 1.0
                 self._nodes[m][k] += weight * (spent.rows - 1 - self._nodes[m][k])
                 self._sized.add((m, k))
-        rest.add(spent.rows, batch, spent.rest)
+        if spent.looks and not longest:
+            plain, before = self.plain(batch), self._compared.get(batch, 0.0)
+            more = min(spent.rest - plain, plain)
+            self._compared[batch] = before + _PRESENT / 4 * (more - before)
+        else:
+            rest.add(spent.rows, batch, spent.rest)
         whole = sum(spent.looks.values()) + spent.draft + spent.reading + spent.rest
         self.seconds += whole
         return whole

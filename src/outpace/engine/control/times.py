@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,7 +39,8 @@ _LONG = 0.4
 """A measurement counts as no more than so much above what is known, in logarithms."""
 
 _DRIFT = 1e-4
-"""Variance that an estimate gains with each measurement of another size; at most `_FORGOTTEN`."""
+"""Variance that an estimate gains with each round in which it is not measured; at most
+`_FORGOTTEN`."""
 
 _FORGOTTEN = 0.02
 
@@ -52,6 +53,9 @@ _STEP = 0.004
 HOPE = 0.5
 """Standard deviations by which an uncertain size may be better than it seems: else what was slow
 once would not be tried again."""
+
+_KNOWN = 0.05
+"""Standard deviation of one that is well known."""
 
 _BEGIN, _MOST_TO_BEGIN = 0.5, 4.0
 """Steps that a draft takes to begin with: before that is known, and at most."""
@@ -78,7 +82,7 @@ class Mean:
 
 @dataclass(slots=True)
 class _Cell:
-    """The logarithm of seconds, its variance, and the measurement (of all) it was last seen at."""
+    """The logarithm of seconds, its variance, and the round it was last seen in."""
 
     value: float
     variance: float
@@ -138,27 +142,32 @@ class _Walk:
         return found
 
     def doubt(self, sizes: Floats) -> Floats:
-        """Standard deviations beyond that of the size that is known best."""
+        """Standard deviations beyond that of a size that is well known."""
         places = self.places
         right = places.searchsorted(sizes).clip(max=len(places) - 1)
         near, far = abs(places[right] - sizes), abs(sizes - places[(right - 1).clip(0)])
         inside = (sizes > places[0]) & (sizes < places[-1])
         away = np.where(inside, near * far / np.maximum(near + far, 1), np.minimum(near, far))
         variances = np.interp(sizes, places, self.variances) + self.step * away
-        found: Floats = np.sqrt(variances) - math.sqrt(self.variances.min())
+        found: Floats = np.maximum(np.sqrt(variances) - _KNOWN, 0)
         return found
 
 
 class Times(ABC):
-    """Seconds by size, for so many sequences."""
+    """Seconds by size, for so many sequences.
+
+    Args:
+        clock: tells how many rounds there were.
+    """
 
     rows: ClassVar[bool]
     """Whether as many rows in all take as long whoever they belong to; else as many of each
     sequence do."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
         self._cells: dict[int, dict[int, _Cell]] = {}  # by sequences and size
-        self._walks: dict[tuple[int, int | None], tuple[int, _Walk]] = {}
+        self._walks: dict[tuple[int, int | None], tuple[tuple[int, int], _Walk]] = {}
         self._guess, self._noise = 0.0, _NOISE * _NOISE
         self.measured = 0
         """How often."""
@@ -173,7 +182,7 @@ class Times(ABC):
 
     def add(self, size: int, batch: int, seconds: float) -> None:
         value = math.log(max(seconds, 1e-9))
-        cells, now = self._cells.setdefault(batch, {}), self.measured + 1
+        cells, now = self._cells.setdefault(batch, {}), self._clock()
         if size in cells:
             error = cells[size].add(value, now, self._noise)
             if cells[size].count > _WARM:
@@ -181,8 +190,8 @@ class Times(ABC):
         else:
             if cells:
                 value = min(value, math.log(max(self.one(size, batch), 1e-9)) + _LONG)
-            cells[size] = _Cell(value, (_COLD if now == 1 else _FIRST) ** 2, now)
-        self.measured = now
+            cells[size] = _Cell(value, (_FIRST if self.measured else _COLD) ** 2, now)
+        self.measured += 1
 
     def count(self, size: int, batch: int) -> int:
         """Measurements of a cell."""
@@ -226,20 +235,20 @@ class Times(ABC):
 
     def _walk(self, batch: int, other: int | None) -> _Walk:
         """Of so many sequences, beside what is expected."""
-        held = self._walks.get((batch, other))
-        if held is None or held[0] != self.measured:
+        held, now = self._walks.get((batch, other)), (self.measured, self._clock())
+        if held is None or held[0] != now:
             cells = sorted(self._cells[batch].items())
             sizes = np.array([float(size) for size, _ in cells])
             logs = np.log(np.maximum(self._expected(sizes, batch, other), 1e-9)).tolist()
             seen = [
-                (float(size), cell.value - log, cell.now(self.measured))
+                (float(size), cell.value - log, cell.now(now[1]))
                 for (size, cell), log in zip(cells, logs, strict=True)
             ]
             if other is None and self._guess > 0:
                 first = float(self._shape(np.ones(1), batch)[0])
                 seen.insert(0, (0.0, math.log(self._guess / first), _GUESS))
             walk = _Walk.smoothed(seen, _STEP * batch if self.rows else _STEP)
-            held = self._walks[batch, other] = self.measured, walk
+            held = self._walks[batch, other] = now, walk
         return held[1]
 
 
@@ -258,8 +267,8 @@ class DraftTimes(Times):
 
     rows = False
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, clock: Callable[[], int]) -> None:
+        super().__init__(clock)
         self._begin = _BEGIN
 
     def add(self, size: int, batch: int, seconds: float) -> None:
