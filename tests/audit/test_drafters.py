@@ -217,6 +217,9 @@ LONGER = replace(PARAMS, max_new_tokens=6)
 class ByTurns(Controller):
     """K from 0 to 3, one after the other."""
 
+    def rests(self, slots, waiting):
+        return False
+
     def again(self, slots, budgets):
         return None
 

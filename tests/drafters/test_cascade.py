@@ -69,6 +69,9 @@ class Chance(Controller):
         super().__init__(members, fixed, clock=lambda: 0.0)
         self._rng = random.Random(seed)
 
+    def rests(self, slots, waiting):
+        return False
+
     def again(self, slots, budgets):
         return None
 

@@ -233,6 +233,9 @@ class Knows(Controller):
         super().__init__(members, clock=lambda: 0.0)
         self.engine, self.began = engine, {}
 
+    def rests(self, slots, waiting):
+        return False
+
     def again(self, slots, budgets):
         return None
 

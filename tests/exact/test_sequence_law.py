@@ -106,6 +106,9 @@ class Adverse(Controller):
         super().__init__(members, clock=lambda: 0.0)
         self.said = Counter()
 
+    def rests(self, slots, waiting):
+        return False
+
     def again(self, slots, budgets):
         return None
 
