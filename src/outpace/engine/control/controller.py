@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .estimates import Estimates, Key
 from .held import Choice, Held
@@ -171,14 +170,14 @@ class Controller:
         self._round += 1
         if any(i in self._eager or self._round % self._pause(i) == 0 for i in self._instant):
             return None
-        choice = self._held.find(self._held.plainly(slots))
+        choice = self._held.find(self._held.question(slots))
         if choice is None:
             return None
-        self._rest(slots, choice.picks)
-        return [
-            pick if pick is None or pick.k <= budget else _shorter(pick, budget)
-            for pick, budget in zip(choice.picks, budgets, strict=True)
-        ]
+        if choice.member < 0 or not choice.k:
+            self._rest(slots)
+            return [None] * len(slots)
+        most = min(choice.k, self.members[choice.member].most)
+        return [Pick(choice.member, min(most, budget)) if budget else None for budget in budgets]
 
     def looks(self) -> list[int]:
         """Drafters without a model that are worth looking at in this round."""
@@ -200,20 +199,23 @@ class Controller:
 
     def choose(self, asks: Sequence[Ask]) -> Sequence[Pick | None]:
         """Who drafts for each sequence; None is plain decoding."""
-        question = self._held.question(asks)
+        question = self._held.question([a.slot for a in asks], asks)
         choice = self._held.find(question)
         if choice is None:
             began = self._held.begin()
             self._learn()
-            choice, lasting = self._choose(asks)
-            if lasting:
-                self._held.keep(question, choice, began)
-            else:
+            choice, picks = self._choose(asks)
+            if choice is None:
                 self._held.drop()
+            else:
+                self._held.keep(question, choice, began)
         else:
-            self._rest([a.slot for a in asks], choice.picks)
-        self._count_looks({i for a in asks for i in a.offers}, choice.gain)
-        return [self._cut(pick, ask) for pick, ask in zip(choice.picks, asks, strict=True)]
+            picks = self._assign(asks, choice)
+        if choice is not None:
+            self._count_looks({i for a in asks for i in a.offers}, choice.gain)
+            if not any(picks):
+                self._rest([a.slot for a in asks])
+        return [self._cut(pick, ask) for pick, ask in zip(picks, asks, strict=True)]
 
     def _cut(self, pick: Pick | None, ask: Ask) -> Pick | None:
         """The pick as far as there is something to take."""
@@ -227,14 +229,14 @@ class Controller:
             most = min(most, depth)
         return _shorter(pick, min(k, most))
 
-    def _choose(self, asks: Sequence[Ask]) -> tuple[Choice, bool]:
-        """The same, and whether the choice may be held."""
+    def _choose(self, asks: Sequence[Ask]) -> tuple[Choice | None, list[Pick | None]]:
+        """The same; with what can be held."""
         self._batch = n = len(asks)
         self._resting, self._timing = 0, False
         plain: list[Pick | None] = [None] * n
         if not any(a.budget for a in asks):
-            return Choice(plain), False
-        tokens, rows, who = self._instants(asks)
+            return None, plain
+        tokens, rows = self._instants(asks)
         looked = sum(self._prices.look[i].value for i in {i for a in asks for i in a.offers})
         seconds = self._prices.rest(rows, n)
         alone = n / np.maximum(seconds[:1], 1e-9)
@@ -245,23 +247,50 @@ class Controller:
             if not profile.instant:
                 options.append(self._option(m, asks, tokens, rows, looked))
         gain = _gain(options, looked) if looked else 0.0
-        member, k, rate = self._best(options, bool((who >= 0).any()))
+        member, k, rate = self._best(options, bool((tokens > 1).any()))
         probe = self._probe(asks, options, member, k, rate)
         if probe is not None:
             for b in probe.sequences:
                 wanted = self.most if self._fixed else probe.k
                 length = min(wanted, asks[b].budget, self.members[probe.member].most)
                 plain[b] = Pick(probe.member, length, _kind(asks[b]))
-            return Choice(plain, gain), False
+            return None, plain
         self._chosen = member, k
-        picks = self._picks(asks, member, k, tokens, who)
-        self._rest([a.slot for a in asks], picks)
-        return Choice(picks, gain), True
+        choice = Choice(member, k, gain)
+        return choice, self._assign(asks, choice)
 
-    def _rest(self, slots: Sequence[int], picks: Sequence[Pick | None]) -> None:
-        """If nothing is drafted: until there is credit for a probe, or it is time for a look. If
-        choosing takes long beside a round, some rounds more."""
-        if self._fixed or any(picks):
+    def _assign(self, asks: Sequence[Ask], choice: Choice) -> list[Pick | None]:
+        """Who drafts for each sequence: the model that was chosen, or who promises more without
+        one. Of a single sequence's both have been compared."""
+        member, k, _ = choice
+        if not k:
+            return [None] * len(asks)
+        picks: list[Pick | None] = []
+        for ask in asks:
+            pick, best = None, 1.0
+            if member >= 0:
+                pick = Pick(member, min(k, self.members[member].most), _kind(ask))
+                best = float(self._estimates.tokens(ask.slot, member, pick.kind)[pick.k])
+            if member < 0 or len(asks) > 1:
+                for i, counts in ask.offers.items():
+                    gains = self._of_offer(ask, i, counts)
+                    if gains[k] > best:
+                        pick, best = Pick(i, k), float(gains[k])
+            picks.append(pick)
+        return picks
+
+    def _of_offer(self, ask: Ask, i: int, counts: Sequence[int]) -> Floats:
+        """Tokens by K of what a drafter without a model proposes."""
+        deepest = len(counts) - 1
+        depth = min(deepest, ask.budget)
+        gains = self._estimates.tokens(ask.slot, i, kind_of(deepest))
+        gains = gains[np.minimum(self._ks, depth)]
+        return np.where(self._ks < depth, 1.0, gains) if self.members[i].whole else gains
+
+    def _rest(self, slots: Sequence[int]) -> None:
+        """Until there is credit for a probe, or it is time for a look. If choosing takes long
+        beside a round, some rounds more."""
+        if self._fixed:
             return
         plain = self._prices.plain(len(slots))
         rounds = max(self._probes.rest(plain), int(self._held.worth / plain))
@@ -274,25 +303,16 @@ class Controller:
         self._resting = self._round + rounds + 1
         self._resters = {slot: self._keys[slot] for slot in slots}
 
-    def _instants(self, asks: Sequence[Ask]) -> tuple[Floats, Floats, NDArray[np.int64]]:
-        """Of drafters without a model, for every sequence and K: tokens, rows, and whose."""
-        n, width = len(asks), self.most + 1
-        tokens, who = np.ones((n, width)), np.full((n, width), -1)
-        nodes = np.zeros(width)
+    def _instants(self, asks: Sequence[Ask]) -> tuple[Floats, Floats]:
+        """Of drafters without a model, for every sequence and K: tokens; and rows."""
+        tokens, nodes = np.ones((len(asks), self.most + 1)), np.zeros(self.most + 1)
         for b, ask in enumerate(asks):
             for i, counts in ask.offers.items():
                 depth = min(len(counts) - 1, ask.budget)
-                if depth < 1:
-                    continue
-                at = np.minimum(self._ks, depth)
-                gains = self._estimates.tokens(ask.slot, i, kind_of(len(counts) - 1))[at]
-                if self.members[i].whole:
-                    gains = np.where(self._ks < depth, 1.0, gains)
-                better = gains > tokens[b]
-                tokens[b] = np.where(better, gains, tokens[b])
-                who[b] = np.where(better, i, who[b])
-                nodes = np.maximum(nodes, np.asarray(counts)[at])
-        return tokens, nodes + 1, who
+                if depth:
+                    tokens[b] = np.maximum(tokens[b], self._of_offer(ask, i, counts))
+                    nodes = np.maximum(nodes, np.asarray(counts)[np.minimum(self._ks, depth)])
+        return tokens, nodes + 1
 
     def _option(
         self, m: int, asks: Sequence[Ask], instants: Floats, rows: Floats, looked: float
@@ -361,22 +381,6 @@ class Controller:
             losses = float(option.seconds[1]) - n / rate, self._prices.reading[m].value
             found.append(Candidate(m, lags, losses))
         return self._probes.choose(self._round, found, rate)
-
-    def _picks(
-        self, asks: Sequence[Ask], member: int, k: int, instants: Floats, who: NDArray[np.int64]
-    ) -> list[Pick | None]:
-        picks: list[Pick | None] = []
-        for b, ask in enumerate(asks):
-            pick, other = None, int(who[b, k])
-            if member >= 0:
-                pick = Pick(member, min(k, self.members[member].most), _kind(ask))
-                gains = self._estimates.tokens(ask.slot, member, pick.kind)
-                if len(asks) > 1 and other >= 0 and instants[b, k] > gains[pick.k]:
-                    pick = Pick(other, k)
-            elif other >= 0:
-                pick = Pick(other, k)
-            picks.append(pick if k else None)
-        return picks
 
     def _count_looks(self, looked: set[int], gain: float) -> None:
         """By how much looks at these have raised the best rate."""

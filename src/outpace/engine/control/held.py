@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .plan import Ask, Pick, kind_of
+from .plan import Ask, kind_of
 
 _SHARE = 0.005
 """Of the time that choosing may take."""
@@ -18,14 +18,16 @@ _SHARE = 0.005
 _SOON = 0.25
 """Of the time since the first choice: as long as little is known, none is held for longer."""
 
-Question = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
-"""Of each sequence its slot, and the kind of what each drafter offers."""
+Question = tuple[tuple[int, ...], int]
+"""The sequences' slots, and the kind of all that they are offered together."""
 
 
 class Choice(NamedTuple):
-    """What was chosen, and by how much looks at drafters without a model raised its rate."""
+    """A drafter with a model or none (-1), how far, and by how much looks at drafters without a
+    model have raised its rate."""
 
-    picks: Sequence[Pick | None]
+    member: int
+    k: int
     gain: float = 0.0
 
 
@@ -81,13 +83,7 @@ class Held:
         choice = self._choices.get(question)
         return choice if choice is not None and self._clock() < self._until else None
 
-    def plainly(self, slots: Sequence[int]) -> Question:
-        """What is asked where nothing is offered."""
-        return tuple((slot, ()) for slot in slots)
-
-    def question(self, asks: Sequence[Ask]) -> Question:
-        """What is asked."""
-        return tuple(
-            (a.slot, tuple((i, kind_of(len(counts) - 1)) for i, counts in a.offers.items()))
-            for a in asks
-        )
+    def question(self, slots: Sequence[int], asks: Sequence[Ask] = ()) -> Question:
+        """What is asked; without asks nothing is offered."""
+        offered = [max(map(len, a.offers.values()), default=1) - 1 for a in asks]
+        return tuple(slots), kind_of(sum(offered))
