@@ -307,7 +307,7 @@ def test_a_drafter_that_could_not_win_is_never_tried():
     assert not any(any(picks) for picks in run.picks)
 
 
-def test_choices_are_held_until_thinking_is_a_hundredth_of_the_time():
+def test_choices_are_held_so_that_thinking_costs_little():
     now, thought = [0.0], []
 
     def clock() -> float:

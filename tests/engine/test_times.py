@@ -7,16 +7,16 @@ import pytest
 
 from outpace.engine.control import Pick, Profile, Spent
 from outpace.engine.control.prices import Prices
-from outpace.engine.control.times import HOPE, DraftTimes, Mean, PassTimes, Times
+from outpace.engine.control.times import HOPE, Mean, RowTimes, StepTimes, Times
 
 
 def passes() -> Times:
-    times = PassTimes(lambda: times.measured)
+    times = RowTimes(lambda: times.measured)
     return times
 
 
 def drafts() -> Times:
-    times = DraftTimes(lambda: times.measured)
+    times = StepTimes(lambda: times.measured)
     return times
 
 

@@ -115,6 +115,7 @@ class Controller:
 
     def open(self, slot: int, key: Key) -> None:
         """A sequence begins."""
+        self._settle()  # rounds that it had no part in
         if self._resters.get(slot) != key:  # else what was known then is what is known now
             self._resting = 0
         self._keys[slot] = key

@@ -9,7 +9,7 @@ import numpy as np
 
 from .plan import Pick, Profile, Spent
 from .survival import Floats
-from .times import HOPE, DraftTimes, Mean, PassTimes
+from .times import HOPE, Mean, RowTimes, StepTimes
 
 _PRESENT = 0.25
 """Weight of a round in the running mean of how many nodes a draft has."""
@@ -28,9 +28,9 @@ class Prices:
         self._members = members
         self._ks = np.arange(most + 1, dtype=np.float64)
         self._age = 0  # rounds
-        self._rest = PassTimes(self._clock)
-        self._begun = {i: PassTimes(self._clock) for i, m in enumerate(members) if m.begun}
-        self._draft = [DraftTimes(self._clock) for _ in members]
+        self._rest = RowTimes(self._clock)
+        self._begun = {i: RowTimes(self._clock) for i, m in enumerate(members) if m.begun}
+        self._draft = [StepTimes(self._clock) for _ in members]
         self._nodes = [self._ks.copy() for _ in members]
         self._sized: set[tuple[int, int]] = set()
         self.look = [Mean() for _ in members]

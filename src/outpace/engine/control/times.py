@@ -73,7 +73,7 @@ class Mean:
 
     def add(self, seconds: float) -> None:
         self.count += 1
-        if self.count <= 3:  # what runs for the first time takes long
+        if self.count <= _WARM:  # what runs for the first time takes long
             self.value = seconds if self.count == 1 else min(self.value, seconds)
             return
         seconds = min(seconds, math.exp(_LONG) * self.value)
@@ -252,7 +252,7 @@ class Times(ABC):
         return held[1]
 
 
-class PassTimes(Times):
+class RowTimes(Times):
     """Of passes by rows. Before it is known better, a row adds two per cent."""
 
     rows = True
@@ -262,7 +262,7 @@ class PassTimes(Times):
         return found
 
 
-class DraftTimes(Times):
+class StepTimes(Times):
     """Of drafts by tokens: a step for each, and something to begin with, in steps."""
 
     rows = False
