@@ -85,8 +85,8 @@ class NeverPlain(Controller):
     def _pause(self, i):
         return 1
 
-    def _best(self, options, offered):
-        member, k, rate = super()._best(options, offered)
+    def _best(self, options, pace, offered):
+        member, k, rate = super()._best(options, pace, offered)
         if k:
             return member, k, rate
         member = options[-1].member
@@ -129,7 +129,7 @@ def test_it_is_near_the_best_fixed_k(name, batch):
 class AlwaysFar(Controller):
     """Wants as much as there is."""
 
-    def _best(self, options, offered):
+    def _best(self, options, pace, offered):
         option = max(options, key=lambda o: float(o.rates[-1]))
         return option.member, self.most, float(option.rates[-1])
 

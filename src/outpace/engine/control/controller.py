@@ -44,6 +44,9 @@ twice as long as the longest before it."""
 _HORIZON = 64
 """Rounds, at most, over which the time to catch up is spread."""
 
+_PACES = 64
+"""Rounds over which the pace is taken."""
+
 _PAUSE = 4
 """A drafter whose looks cost more than they bring is looked at once in so many rounds at most."""
 
@@ -55,8 +58,8 @@ _SETTLED = 16
 
 
 class Option(NamedTuple):
-    """A drafter with a model or none (-1), for every K: tokens and seconds of a round, and tokens
-    per second if nobody else were looked at."""
+    """A drafter with a model or none (-1), for every K: tokens and seconds of a round, looks apart,
+    and tokens if nobody else were looked at."""
 
     member: int
     tokens: Floats  # [K + 1]
@@ -65,8 +68,7 @@ class Option(NamedTuple):
 
     @property
     def rates(self) -> Floats:
-        found: Floats = self.tokens / np.maximum(self.seconds, 1e-9)
-        return found
+        return _per_second(self.tokens, self.seconds)
 
 
 class Controller:
@@ -100,6 +102,7 @@ class Controller:
         self._round = self._resting = 0  # rounds so far, and until when nothing is worth trying
         self._rested: list[float] = []  # seconds of the rounds since then
         self._resters: dict[int, Key] = {}  # who runs in them
+        self._saved = self._spent = 0.0  # of late: see `_paced`
         self._timing = False  # whether that is to time plain decoding
         self._keys: dict[int, Key] = {}
         self._batch = 1
@@ -141,12 +144,15 @@ class Controller:
         Args:
             waiting: whether proposals wait for the text to judge them.
         """
-        if not self._fixed and self._prices.plain_rounds() + len(self._rested) < _PLAIN_FIRST:
+        first = not self._fixed and not self._prices.plain_rounds()
+        if first and len(self._rested) < _PLAIN_FIRST:
             self._resters = {slot: self._keys[slot] for slot in slots}
         else:
             due = len(slots) == len(self._resters) and self._round + 1 < self._resting
-            if not due or ((waiting or self._eager) and not self._timing):
+            if not due or (self._eager and not self._timing):
                 return False
+            if waiting and not self._timing and (self._round + 1) % _PAUSE == 0:
+                return False  # what waits is compared with the text
         self._round += 1
         return True
 
@@ -162,6 +168,7 @@ class Controller:
         for slot in self._resters:
             self._estimates.emitted(slot, rounds)
         self._prices.rested(n, self._rested)
+        self._paced(rounds, sum(self._rested), sum(self._rested))
         self._probes.timed(self._round, n)
         self._probes.spent(sum(self._rested), rounds * n, self._prices.plain(n))
         self._rested = []
@@ -238,17 +245,24 @@ class Controller:
         if not any(a.budget for a in asks):
             return None, plain
         tokens, rows = self._instants(asks)
-        looked = sum(self._prices.look[i].value for i in {i for a in asks for i in a.offers})
+        looked = any(a.offers for a in asks)
         seconds = self._prices.rest(rows, n)
-        alone = n / np.maximum(seconds[:1], 1e-9)
-        if looked:  # what was proposed is compared with the text, even if it was not taken
-            seconds[0] += self._prices.compared(n)
-        options = [Option(-1, tokens.sum(0), looked + seconds, alone)]
+        seconds[0] = self._prices.plain(n)
+        options = [Option(-1, tokens.sum(0), seconds, np.where(self._ks == 0, float(n), 0.0))]
         for m, profile in enumerate(self.members):
             if not profile.instant:
-                options.append(self._option(m, asks, tokens, rows, looked))
-        gain = _gain(options, looked) if looked else 0.0
-        member, k, rate = self._best(options, bool((tokens > 1).any()))
+                options.append(self._option(m, asks, tokens, rows))
+        pace = max(float(_per_second(o.alone, o.seconds).max()) for o in options)
+        gain = 0.0
+        if looked:
+            pace = max(pace, self._pace * n / seconds[0])
+            without, best = (
+                max(float((t - pace * o.seconds).max()) for o, t in zip(options, all_, strict=True))
+                for all_ in ([o.alone for o in options], [o.tokens for o in options])
+            )
+            gain = max(0.0, best - without) / (pace * float(seconds[0]))
+            seconds[0] += self._prices.compared(n)  # what is not taken is compared with the text
+        member, k, rate = self._best(options, pace, bool((tokens > 1).any()))
         probe = self._probe(asks, options, member, k, rate)
         if probe is not None:
             for b in probe.sequences:
@@ -315,9 +329,7 @@ class Controller:
                     nodes = np.maximum(nodes, np.asarray(counts)[np.minimum(self._ks, depth)])
         return tokens, nodes + 1
 
-    def _option(
-        self, m: int, asks: Sequence[Ask], instants: Floats, rows: Floats, looked: float
-    ) -> Option:
+    def _option(self, m: int, asks: Sequence[Ask], instants: Floats, rows: Floats) -> Option:
         """A drafter with a model, beside those without one."""
         n, prices = len(asks), self._prices
         tokens = np.ones_like(instants)
@@ -340,25 +352,34 @@ class Controller:
         if late:
             rounds = np.clip(sum(a.left for a in asks) / total, 1, _HORIZON)
             seconds = seconds + late * prices.reading[m].value / rounds
-        return Option(m, total, looked + seconds, alone / np.maximum(seconds, 1e-9))
+        return Option(m, total, seconds, alone)
 
-    def _best(self, options: Sequence[Option], offered: bool) -> tuple[int, int, float]:
-        """Member, K and rate."""
+    def _best(
+        self, options: Sequence[Option], pace: float, offered: bool
+    ) -> tuple[int, int, float]:
+        """Member, K and rate.
+
+        Args:
+            pace: tokens per second that time is worth in other rounds.
+        """
         if self._fixed:
             k = self.most
             usable = [o for o in options if o.member >= 0 or offered] or list(options)
             option = max(usable, key=lambda o: float(o.rates[k]))
             return option.member, k, float(option.rates[k])
-        rates = {o.member: o.rates for o in options}
-        member = max(rates, key=lambda m: float(rates[m].max()))
-        k = int(rates[member].argmax())
-        highest, plain = float(rates[member][k]), float(rates[-1][0])
+        gains = {o.member: o.tokens - pace * o.seconds for o in options}
+        member = max(gains, key=lambda m: float(gains[m].max()))
+        k = int(gains[member].argmax())
+        of = {o.member: o for o in options}
         kept, length = self._chosen
-        if kept in rates and rates[kept][length] >= _KEEP * highest:
-            member, k = kept, length
-        if highest < (1.0 if length else _LEAVE_PLAIN) * plain:
-            return -1, 0, plain
-        return member, k, float(rates[member][k])
+        if kept in of:
+            slack = (1 - _KEEP) * float(of[kept].tokens[length])
+            if gains[kept][length] + slack >= gains[member][k]:
+                member, k = kept, length
+        leave = 0.0 if length else 1 - 1 / _LEAVE_PLAIN
+        if gains[member][k] - leave * of[member].tokens[k] < gains[-1][0]:
+            member, k = -1, 0
+        return member, k, float(of[member].rates[k])
 
     def _probe(
         self, asks: Sequence[Ask], options: Sequence[Option], member: int, k: int, rate: float
@@ -436,7 +457,19 @@ class Controller:
             seconds, n = self._prices.add(picks, spent), len(picks)
             if spent.rows == 1:
                 self._probes.timed(self._round, n)
-            self._probes.spent(seconds, spent.emitted, self._prices.plain(n))
+            plain = self._prices.plain(n)
+            self._paced(1, spent.emitted / n * plain, seconds)
+            self._probes.spent(seconds, spent.emitted, plain)
+
+    def _paced(self, rounds: int, saved: float, seconds: float) -> None:
+        """Rounds, the seconds that plain decoding takes for as many tokens, and their own."""
+        kept = (1 - 1 / _PACES) ** rounds
+        self._saved, self._spent = kept * self._saved + saved, kept * self._spent + seconds
+
+    @property
+    def _pace(self) -> float:
+        """Times plain decoding's, of late."""
+        return self._saved / self._spent if self._spent else 1.0
 
     # --- why ----------------------------------------------------------------------
 
@@ -462,11 +495,9 @@ class Controller:
         return Report(who, k, n, plain, tuple(found), self._probes.count, share)
 
 
-def _gain(options: Sequence[Option], looked: float) -> float:
-    """By how much looks, which took so many seconds, raise the best rate apart from that."""
-    without = max(float(o.alone.max()) for o in options)
-    best = max(float((o.tokens / np.maximum(o.seconds - looked, 1e-9)).max()) for o in options)
-    return max(0.0, best / without - 1)
+def _per_second(tokens: Floats, seconds: Floats) -> Floats:
+    found: Floats = tokens / np.maximum(seconds, 1e-9)
+    return found
 
 
 def _shorter(pick: Pick, k: int) -> Pick | None:

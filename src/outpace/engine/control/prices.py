@@ -28,6 +28,7 @@ class Prices:
         self._members = members
         self._ks = np.arange(most + 1, dtype=np.float64)
         self._age = 0  # rounds
+        self._plain = RowTimes(self._clock)  # of single rows, by sequences
         self._rest = RowTimes(self._clock)
         self._begun = {i: RowTimes(self._clock) for i, m in enumerate(members) if m.begun}
         self._draft = [StepTimes(self._clock) for _ in members]
@@ -45,15 +46,16 @@ class Prices:
     # --- what is asked -------------------------------------------------------------
 
     def plain(self, batch: int) -> float:
-        """Of a round of plain decoding."""
-        return self._rest.one(1, batch)
+        """Of a round of plain decoding: nothing that was drafted has a part in it, as long as any
+        was timed."""
+        return self._plain.one(batch, 1) if self._plain.measured else self._rest.one(1, batch)
 
     def plain_rounds(self, batch: int | None = None) -> int:
-        """How often one was timed; by default any round."""
-        return self._rest.measured if batch is None else self._rest.count(1, batch)
+        """How often one was timed; by default of any batch."""
+        return self._plain.measured if batch is None else self._plain.count(batch, 1)
 
     def compared(self, batch: int) -> float:
-        """Of a round more, if what was proposed is not taken but compared with the text."""
+        """More of a round in which nobody drafts, if the text is compared with what was proposed."""
         return max(0.0, self._compared.get(batch, 0.0))
 
     def longest(self, member: int, batch: int) -> int:
@@ -92,7 +94,9 @@ class Prices:
         """What rounds of plain decoding took, one after the other."""
         self._age += len(seconds)
         usual = statistics.median_low(seconds)
-        self._rest.add(1, batch, statistics.fmean(min(s, 1.5 * usual) for s in seconds))
+        mean = statistics.fmean(min(s, 1.5 * usual) for s in seconds)
+        self._plain.add(batch, 1, mean)
+        self._rest.add(1, batch, mean)
         self.seconds += sum(seconds)
 
     def add(self, picks: Sequence[Pick | None], spent: Spent) -> float:
@@ -113,7 +117,7 @@ class Prices:
                 weight = _PRESENT if (m, k) in self._sized else 1.0
                 self._nodes[m][k] += weight * (spent.rows - 1 - self._nodes[m][k])
                 self._sized.add((m, k))
-        if spent.looks and not longest:
+        if spent.rows == 1 and self._plain.measured:
             plain, before = self.plain(batch), self._compared.get(batch, 0.0)
             more = min(spent.rest - plain, plain)
             self._compared[batch] = before + _PRESENT / 4 * (more - before)
