@@ -217,13 +217,13 @@ LONGER = replace(PARAMS, max_new_tokens=6)
 class ByTurns(Controller):
     """K from 0 to 3, one after the other."""
 
-    def rests(self, slots, waiting):
+    def rests(self, batch, waiting):
         return False
 
     def again(self, slots, budgets):
         return None
 
-    def choose(self, asks):
+    def choose(self, asks, crowded=False):
         self._learn()
         self._turn = getattr(self, "_turn", 0) + 1
         ks = [min(self._turn % 4, ask.budget) for ask in asks]

@@ -69,7 +69,7 @@ class Chance(Controller):
         super().__init__(members, fixed, clock=lambda: 0.0)
         self._rng = random.Random(seed)
 
-    def rests(self, slots, waiting):
+    def rests(self, batch, waiting):
         return False
 
     def again(self, slots, budgets):
@@ -78,7 +78,7 @@ class Chance(Controller):
     def looks(self):
         return [i for i in self._instant if self._rng.random() < 0.7]
 
-    def choose(self, asks):
+    def choose(self, asks, crowded=False):
         self._learn()
         return [self._cut(self._any(ask), ask) for ask in asks]
 

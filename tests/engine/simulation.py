@@ -132,7 +132,7 @@ class World:
         for slot in range(self.batch):
             controller.open(slot, 0.0)
         while min(text) < tokens:
-            if controller.rests(range(self.batch), any(waiting)):
+            if controller.rests(self.batch, any(waiting)):
                 seconds = m.target(self.batch)
                 controller.rested(self.measured(seconds, ("rest", 1)))
                 text = [at + 1 for at in text]

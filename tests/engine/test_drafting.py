@@ -32,7 +32,7 @@ class Script(Controller):
         engine.controller = engine._drafting.controller = self
         self.pick = pick
 
-    def rests(self, slots, waiting):
+    def rests(self, batch, waiting):
         return False
 
     def again(self, slots, budgets):
@@ -41,7 +41,7 @@ class Script(Controller):
     def looks(self):
         return self._instant
 
-    def choose(self, asks):
+    def choose(self, asks, crowded=False):
         self._learn()
         return [self._cut(self.pick(self._round), ask) for ask in asks]
 

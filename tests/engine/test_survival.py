@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from outpace.engine.control import Profile, Told
 from outpace.engine.control.estimates import Estimates
-from outpace.engine.control.survival import FIRST, Survival, expected, trust_in_others
+from outpace.engine.control.survival import FIRST, Likeness, Survival, expected
 
 
 def seen(alphas, rounds: int = 400, seed: int = 0, memory: float = 1e9) -> Survival:
@@ -76,7 +79,29 @@ def test_what_others_show_is_a_beginning():
     found = better.alpha(prior, trust=8.0)
     assert found[0] > 0.85
     assert all(own > other for own, other in zip(found, prior, strict=True))
-    assert trust_in_others(0, 96) > trust_in_others(500, 96) > 0
+
+
+def chains(alphas: Sequence[float], rounds: int = 30) -> Likeness:
+    """Of sequences with these α, which are all drawn anew."""
+    rng, found = np.random.default_rng(0), Likeness(1e9)
+    for alpha in alphas:
+        accepted = (rng.random(rounds) < alpha).astype(int).tolist()
+        for before, now in itertools.pairwise(accepted):
+            found.add(before, now)
+    return found
+
+
+def test_where_sequences_are_all_alike_others_are_trusted_for_longer():
+    """Of Beta(a, b) distributed α the best weight of all others is a + b rounds."""
+    rng = np.random.default_rng(1)
+    alike, apart = chains([0.6] * 200), chains(rng.choice([0.02, 0.98], 200))
+    beta = chains(rng.beta(2.0, 1.0, 2000))
+    assert alike.rho == pytest.approx(0, abs=0.05)
+    assert apart.rho > 0.85
+    assert beta.trust(0, 96.0) == pytest.approx(3.0, rel=0.2)
+    assert apart.trust(0, 96.0) == 0.5 < beta.trust(0, 96.0) < alike.trust(0, 96.0) == 8.0
+    assert alike.trust(500, 96.0) < alike.trust(0, 96.0)
+    assert Likeness(1e9).trust(0, 96.0) == pytest.approx(4.0)  # before anything is known
 
 
 def test_expected_tokens_are_the_sum_of_products():

@@ -233,13 +233,13 @@ class Knows(Controller):
         super().__init__(members, clock=lambda: 0.0)
         self.engine, self.began = engine, {}
 
-    def rests(self, slots, waiting):
+    def rests(self, batch, waiting):
         return False
 
     def again(self, slots, budgets):
         return None
 
-    def choose(self, asks):
+    def choose(self, asks, crowded=False):
         running = {r.place: r for r in self.engine.running}
         picks = []
         for ask in asks:

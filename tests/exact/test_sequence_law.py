@@ -106,7 +106,7 @@ class Adverse(Controller):
         super().__init__(members, clock=lambda: 0.0)
         self.said = Counter()
 
-    def rests(self, slots, waiting):
+    def rests(self, batch, waiting):
         return False
 
     def again(self, slots, budgets):
@@ -116,7 +116,7 @@ class Adverse(Controller):
         super().emitted(slot, tokens)
         self.said[slot] = self.said[slot] * 31 + tokens
 
-    def choose(self, asks):
+    def choose(self, asks, crowded=False):
         self._learn()
         return [self._cut(self._next(ask), ask) for ask in asks]
 

@@ -96,10 +96,10 @@ class Drafting:
 
     # --- a round ------------------------------------------------------------------
 
-    def rest(self, slots: Sequence[int]) -> bool:
+    def rest(self, batch: int) -> bool:
         """Begin a round; whether nobody drafts in it, nor is told anything but what it took."""
         c = self.controller
-        self.rests = c is not None and c.rests(slots, self._comparing > 0)
+        self.rests = c is not None and c.rests(batch, self._comparing > 0)
         if self.rests and self._drafted:
             self._drafted.clear()
         return self.rests
@@ -117,12 +117,14 @@ class Drafting:
         warp: Warp,
         noise: DrawNoise,
         clock: Clock,
+        crowded: bool = False,
     ) -> Draft:
         """What is proposed for these sequences.
 
         Args:
             budgets: the longest path worth drafting for each.
             left: tokens that each may still emit.
+            crowded: whether others wait for a place.
         """
         self.sit_out(len(contexts))
         if self.controller is None:
@@ -138,7 +140,7 @@ class Drafting:
                 Ask(c.slot, budget, rest, self._offers(b, looked), self._lags(c))
                 for b, (c, budget, rest) in enumerate(zip(contexts, budgets, left, strict=True))
             ]
-            picks = self.controller.choose(asks)
+            picks = self.controller.choose(asks, crowded)
             if looked:
                 clock.lap(f"{LOOK} {min(looked)}")  # what is chosen among, costs that, too
         self._picks = picks

@@ -227,9 +227,7 @@ class Engine:
     def draft(self, running: list[Request], clock: Clock | None = None) -> Draft:
         """What the drafter proposes for them."""
         alone, self._undecided = self._undecided, False
-        if self._drafting is None:
-            return nothing(len(running), self._law_device)
-        if self._drafting.rest([r.place for r in running]):
+        if self._drafting is None or self._drafting.rest(len(running)):
             return nothing(len(running), self._law_device)
         budgets = [0 if alone else r.budget(self.k) for r in running]
         if not any(budgets):
@@ -243,6 +241,7 @@ class Engine:
             warp,
             partial(self._draft_noise, running, warp),
             clock or Clock(self.target.device),
+            bool(self._waiting),
         )
         assert self.drafter is not None
         check_draft(draft, self.drafter, budgets, self.target.vocab_size)
@@ -366,7 +365,7 @@ class Engine:
         commits = []
         whole = 0
         drafting = None if self._drafting is None or self._drafting.rests else self._drafting
-        tops = self._tops(draft, scores)
+        tops = None if drafting is None else self._tops(draft, scores)
         for b, (request, emission) in enumerate(zip(running, emissions, strict=True)):
             path, tokens, tree = emission.path, emission.tokens, draft.trees[b]
             ended = (path[-1] if path else -1) not in tree.parents

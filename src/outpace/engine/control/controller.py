@@ -28,6 +28,7 @@ from .held import Choice, Held
 from .plan import Ask, Pick, Profile, Spent, Told, kind_of
 from .prices import Prices
 from .probes import Candidate, Probe, Probes
+from .purse import Purse
 from .report import Estimate, Report
 from .survival import Floats
 
@@ -37,7 +38,7 @@ _KEEP = 0.98
 _LEAVE_PLAIN = 1.03
 """By which drafting must beat plain decoding before it begins; going on it need not lose."""
 
-_PLAIN_FIRST, _K_FIRST = 2, 4
+_PLAIN_FIRST, _K_FIRST = 3, 4
 """Plain rounds that an engine begins with, and tokens of the first draft. None is ever more than
 twice as long as the longest before it."""
 
@@ -47,28 +48,42 @@ _HORIZON = 64
 _PACES = 64
 """Rounds over which the pace is taken."""
 
+_NEAR = 8, 0.1
+"""Tokens by which two sequences may differ in what is left, and it is open who ends first; or so
+much of it."""
+
+_COMPARED = 8
+"""Of so many rounds in which nobody drafts, one compares the text with what was proposed."""
+
 _PAUSE = 4
 """A drafter whose looks cost more than they bring is looked at once in so many rounds at most."""
 
 _LOOKS = 0.005
 """Of the time that such looks may take."""
 
+_AFRESH = 32
+"""Rounds of a new sequence, at most, in which nothing is tried because that did not pay before."""
+
 _SETTLED = 16
 """Looks before that is judged."""
 
+_SETTLE = 64
+"""Rounds that are rested in, before they are counted."""
+
 
 class Option(NamedTuple):
-    """A drafter with a model or none (-1), for every K: tokens and seconds of a round, looks apart,
-    and tokens if nobody else were looked at."""
+    """A drafter with a model or none (-1), for every K: what a round saves, in seconds of plain
+    decoding, the seconds that it takes, looks apart, and what it saves if nobody else were looked
+    at."""
 
     member: int
-    tokens: Floats  # [K + 1]
+    saved: Floats  # [K + 1]
     seconds: Floats  # [K + 1]
     alone: Floats  # [K + 1]
 
     @property
-    def rates(self) -> Floats:
-        return _per_second(self.tokens, self.seconds)
+    def speeds(self) -> Floats:
+        return _over(self.saved, self.seconds)
 
 
 class Controller:
@@ -96,9 +111,12 @@ class Controller:
         self._instant = [i for i, m in enumerate(self.members) if m.instant]
         self._estimates = Estimates(self.members, self.most)
         self._prices = Prices(self.members, self.most)
-        self._probes = Probes()
+        self._probes, self._purse = Probes(), Purse()
         self._held = Held(clock)
-        self._news: list[Told | tuple[Sequence[Pick | None], Spent]] = []
+        self._news: list[Told | tuple[Sequence[Pick | None], Spent, float]] = []
+        self._worths: dict[int, float] = {}  # of a token of each sequence, in seconds
+        self._lost = 0.0  # since the last choice, beside plain decoding
+        self._earned = 0.0  # by tokens of this round
         self._round = self._resting = 0  # rounds so far, and until when nothing is worth trying
         self._rested: list[float] = []  # seconds of the rounds since then
         self._resters: dict[int, Key] = {}  # who runs in them
@@ -106,6 +124,7 @@ class Controller:
         self._timing = False  # whether that is to time plain decoding
         self._keys: dict[int, Key] = {}
         self._batch = 1
+        self._asked = self.most  # the longest budget of those
         self._chosen = -1, 0
         self._worth = [0.0] * len(self.members)  # of a look: by how much it raised the rate
         self._looked = [0] * len(self.members)
@@ -119,15 +138,19 @@ class Controller:
     def open(self, slot: int, key: Key) -> None:
         """A sequence begins."""
         self._settle()  # rounds that it had no part in
-        if self._resters.get(slot) != key:  # else what was known then is what is known now
+        if self._resters.get(slot) != key:
             self._resting = 0
+        elif not self._purse.empty:  # much of what was known then is what is known now
+            self._resting = min(self._resting, self._round + _AFRESH)
         self._keys[slot] = key
+        self._worths[slot] = self._prices.plain(1)
         self._estimates.open(slot, key)
         self._held.drop()
 
     def close(self, slot: int) -> None:
         self._learn()
         self._keys.pop(slot, None)
+        self._worths.pop(slot, None)
         self._estimates.close(slot)
 
     def forget(self) -> None:
@@ -137,45 +160,52 @@ class Controller:
 
     # --- a round ------------------------------------------------------------------
 
-    def rests(self, slots: Sequence[int], waiting: bool) -> bool:
+    def rests(self, batch: int, waiting: bool) -> bool:
         """Begin a round, if nothing is to be tried in it: nobody is asked or told anything, but
         `rested` what it took.
 
         Args:
             waiting: whether proposals wait for the text to judge them.
         """
-        first = not self._fixed and not self._prices.plain_rounds()
-        if first and len(self._rested) < _PLAIN_FIRST:
-            self._resters = {slot: self._keys[slot] for slot in slots}
-        else:
-            due = len(slots) == len(self._resters) and self._round + 1 < self._resting
-            if not due or (self._eager and not self._timing):
+        if self._round + 1 < self._resting and batch == len(self._resters):
+            news = self._eager or (waiting and (self._round + 1) % _COMPARED == 0)
+            if news and not self._timing and not self._purse.empty:
                 return False
-            if waiting and not self._timing and (self._round + 1) % _PAUSE == 0:
-                return False  # what waits is compared with the text
+        elif self._fixed or self._prices.plain_rounds() or len(self._rested) >= _PLAIN_FIRST:
+            return False
+        else:
+            self._resters = self._keys.copy()
         self._round += 1
         return True
 
     def rested(self, seconds: float) -> None:
         """What a round took in which each sequence emitted a token."""
         self._rested.append(seconds)
+        if len(self._rested) >= _SETTLE:
+            self._settle()
 
     def _settle(self) -> None:
         """Count the rounds that were rested in."""
         if not self._rested:
             return
-        rounds, n = len(self._rested), len(self._resters)
+        rounds, n, seconds = len(self._rested), len(self._resters), sum(self._rested)
         for slot in self._resters:
             self._estimates.emitted(slot, rounds)
         self._prices.rested(n, self._rested)
-        self._paced(rounds, sum(self._rested), sum(self._rested))
+        self._paced(rounds, seconds, seconds)
         self._probes.timed(self._round, n)
-        self._probes.spent(sum(self._rested), rounds * n, self._prices.plain(n))
+        plain = self._prices.plain(n)
+        self._purse.spent(seconds, seconds, plain)
+        self._probes.spent(seconds, seconds, plain)
         self._rested = []
 
     def again(self, slots: Sequence[int], budgets: Sequence[int]) -> Sequence[Pick | None] | None:
         """Begin a round; the last choice, where it need not be thought about."""
         self._round += 1
+        self._settle()
+        if self._purse.empty:
+            self._rest(slots)
+            return [None] * len(slots)
         if any(i in self._eager or self._round % self._pause(i) == 0 for i in self._instant):
             return None
         choice = self._held.find(self._held.question(slots))
@@ -205,14 +235,18 @@ class Controller:
             return 1
         return max(_PAUSE, int(look / (_LOOKS * plain)))
 
-    def choose(self, asks: Sequence[Ask]) -> Sequence[Pick | None]:
-        """Who drafts for each sequence; None is plain decoding."""
+    def choose(self, asks: Sequence[Ask], crowded: bool = False) -> Sequence[Pick | None]:
+        """Who drafts for each sequence; None is plain decoding.
+
+        Args:
+            crowded: whether others wait until one of them ends.
+        """
         question = self._held.question([a.slot for a in asks], asks)
         choice = self._held.find(question)
         if choice is None:
             began = self._held.begin()
             self._learn()
-            choice, picks = self._choose(asks)
+            choice, picks = self._choose(asks, crowded)
             if choice is None:
                 self._held.drop()
             else:
@@ -237,40 +271,43 @@ class Controller:
             most = min(most, depth)
         return _shorter(pick, min(k, most))
 
-    def _choose(self, asks: Sequence[Ask]) -> tuple[Choice | None, list[Pick | None]]:
+    def _choose(
+        self, asks: Sequence[Ask], crowded: bool
+    ) -> tuple[Choice | None, list[Pick | None]]:
         """The same; with what can be held."""
         self._batch = n = len(asks)
         self._resting, self._timing = 0, False
         plain: list[Pick | None] = [None] * n
-        if not any(a.budget for a in asks):
+        self._asked = max(a.budget for a in asks)
+        if not self._asked:
             return None, plain
+        each = self._value(asks, crowded)
         tokens, rows = self._instants(asks)
         looked = any(a.offers for a in asks)
         seconds = self._prices.rest(rows, n)
-        seconds[0] = self._prices.plain(n)
-        options = [Option(-1, tokens.sum(0), seconds, np.where(self._ks == 0, float(n), 0.0))]
+        whole = each.sum()
+        unaided = np.where(self._ks == 0, whole, 0.0)
+        options = [Option(-1, whole + each @ (tokens - 1), seconds, unaided)]
         for m, profile in enumerate(self.members):
             if not profile.instant:
-                options.append(self._option(m, asks, tokens, rows))
-        pace = max(float(_per_second(o.alone, o.seconds).max()) for o in options)
+                options.append(self._option(m, asks, each, tokens, rows))
+        pace = max(float(_over(o.alone, o.seconds).max()) for o in options)
         gain = 0.0
         if looked:
-            pace = max(pace, self._pace * n / seconds[0])
-            without, best = (
-                max(float((t - pace * o.seconds).max()) for o, t in zip(options, all_, strict=True))
-                for all_ in ([o.alone for o in options], [o.tokens for o in options])
-            )
-            gain = max(0.0, best - without) / (pace * float(seconds[0]))
+            pace = max(pace, self._pace)
+            without = max(float((o.alone - pace * o.seconds).max()) for o in options)
+            best = max(float((o.saved - pace * o.seconds).max()) for o in options)
+            gain = max(0.0, best - without) / (pace * max(float(seconds[0]), 1e-9))
             seconds[0] += self._prices.compared(n)  # what is not taken is compared with the text
-        member, k, rate = self._best(options, pace, bool((tokens > 1).any()))
-        probe = self._probe(asks, options, member, k, rate)
+        member, k, speed = self._best(options, pace, bool((tokens > 1).any()))
+        probe = self._probe(asks, options, member, k, speed)
         if probe is not None:
             for b in probe.sequences:
                 wanted = self.most if self._fixed else probe.k
                 length = min(wanted, asks[b].budget, self.members[probe.member].most)
                 plain[b] = Pick(probe.member, length, _kind(asks[b]))
             return None, plain
-        self._chosen = member, k
+        self._chosen, self._lost = (member, k), 0.0
         choice = Choice(member, k, gain)
         return choice, self._assign(asks, choice)
 
@@ -308,15 +345,39 @@ class Controller:
         if self._fixed:
             return
         plain = self._prices.plain(len(slots))
+        if self._purse.empty:
+            self._pause_for(slots, self._purse.rounds(plain))
+            return
         rounds = max(self._probes.rest(plain), int(self._held.worth / plain))
         pauses = [self._pause(i) for i in self._instant]
         due = [pause - self._round % pause - 1 for pause in pauses]
+        if self._asked < self.most:  # other sequences follow of whom more can be asked
+            rounds = min(rounds, self._asked)
         self._pause_for(slots, min([rounds, *due]))
 
     def _pause_for(self, slots: Sequence[int], rounds: int) -> None:
         """Rest in so many rounds."""
         self._resting = self._round + rounds + 1
-        self._resters = {slot: self._keys[slot] for slot in slots}
+        self._resters = {slot: self._keys[slot] for slot in slots if slot in self._keys}
+
+    def _value(self, asks: Sequence[Ask], crowded: bool) -> Floats:
+        """What a token of each sequence is worth: `[B]` seconds of plain decoding.
+
+        Those that go on for longest keep the others company, who cost little more: the time to the
+        end is theirs. So a token of theirs is worth a round of a sequence alone. How long a
+        sequence goes on is not known, only how long it may, and if others wait for its place,
+        all are worth the same.
+        """
+        n = len(asks)
+        plain = self._prices.plain(n) or 1.0
+        each = np.full(n, plain / n)
+        if n > 1 and not crowded:
+            left = np.array([float(a.left) for a in asks])
+            last = np.exp((left - left.max()) / max(_NEAR[0], _NEAR[1] * float(left.max())))
+            more = max(0.0, plain - self._prices.plain(1)) / (n - 1)
+            each = more + (plain - n * more) * last / last.sum()
+        self._worths.update((a.slot, float(w)) for a, w in zip(asks, each, strict=True))
+        return each
 
     def _instants(self, asks: Sequence[Ask]) -> tuple[Floats, Floats]:
         """Of drafters without a model, for every sequence and K: tokens; and rows."""
@@ -329,7 +390,9 @@ class Controller:
                     nodes = np.maximum(nodes, np.asarray(counts)[np.minimum(self._ks, depth)])
         return tokens, nodes + 1
 
-    def _option(self, m: int, asks: Sequence[Ask], instants: Floats, rows: Floats) -> Option:
+    def _option(
+        self, m: int, asks: Sequence[Ask], each: Floats, instants: Floats, rows: Floats
+    ) -> Option:
         """A drafter with a model, beside those without one."""
         n, prices = len(asks), self._prices
         tokens = np.ones_like(instants)
@@ -341,68 +404,67 @@ class Controller:
                 late += ask.lags.get(m, 0)
         if not self._fixed:  # what it costs is found out step by step
             tokens[:, max(2 * prices.longest(m, n), _K_FIRST // n, 1) + 1 :] = 1
-        alone = tokens.sum(0)
+        alone = each @ tokens
         if n > 1:
             tokens = np.maximum(tokens, instants)
             rows = np.maximum(rows, prices.rows(m))
         else:
             rows = prices.rows(m)
-        total = tokens.sum(0)
         seconds = prices.draft(m, n, hoped=True) + prices.rest(rows, n, m)
         if late:
-            rounds = np.clip(sum(a.left for a in asks) / total, 1, _HORIZON)
+            rounds = np.clip(sum(a.left for a in asks) / tokens.sum(0), 1, _HORIZON)
             seconds = seconds + late * prices.reading[m].value / rounds
-        return Option(m, total, seconds, alone)
+        return Option(m, each @ tokens, seconds, alone)
 
     def _best(
         self, options: Sequence[Option], pace: float, offered: bool
     ) -> tuple[int, int, float]:
-        """Member, K and rate.
+        """Member, K, and how many times as fast as plain decoding that is.
 
         Args:
-            pace: tokens per second that time is worth in other rounds.
+            pace: how many times other rounds are.
         """
         if self._fixed:
             k = self.most
             usable = [o for o in options if o.member >= 0 or offered] or list(options)
-            option = max(usable, key=lambda o: float(o.rates[k]))
-            return option.member, k, float(option.rates[k])
-        gains = {o.member: o.tokens - pace * o.seconds for o in options}
+            option = max(usable, key=lambda o: float(o.speeds[k]))
+            return option.member, k, float(option.speeds[k])
+        gains = {o.member: o.saved - pace * o.seconds for o in options}
         member = max(gains, key=lambda m: float(gains[m].max()))
         k = int(gains[member].argmax())
         of = {o.member: o for o in options}
         kept, length = self._chosen
         if kept in of:
-            slack = (1 - _KEEP) * float(of[kept].tokens[length])
+            slack = (1 - _KEEP) * float(of[kept].saved[length])
             if gains[kept][length] + slack >= gains[member][k]:
                 member, k = kept, length
         leave = 0.0 if length else 1 - 1 / _LEAVE_PLAIN
-        if gains[member][k] - leave * of[member].tokens[k] < gains[-1][0]:
+        if gains[member][k] - leave * of[member].saved[k] < gains[-1][0]:
             member, k = -1, 0
-        return member, k, float(of[member].rates[k])
+        return member, k, float(of[member].speeds[k])
 
     def _probe(
-        self, asks: Sequence[Ask], options: Sequence[Option], member: int, k: int, rate: float
+        self, asks: Sequence[Ask], options: Sequence[Option], member: int, k: int, speed: float
     ) -> Probe | None:
         """What to try instead of the best choice, if there is time for it."""
         n = len(asks)
-        lost = float(options[0].seconds[0]) - n / rate
+        plain = float(options[0].alone[0])
+        lost = float(options[0].seconds[0]) - plain / speed
         counted = self._prices.plain_rounds(n)
         if k and not self._fixed and self._probes.time_plain(self._round, n, counted, lost):
             self._pause_for([a.slot for a in asks], _PLAIN_FIRST)
             self._timing, self._probes.now = True, None
             return None
-        asked = max(a.budget for a in asks)
         found = []
         for option in options[1:]:
             m = option.member
-            all_pass = option._replace(tokens=(1 + np.minimum(self._ks, asked)) * n).rates
-            if m == member or all_pass.max() <= _LEAVE_PLAIN * rate:
+            all_pass = _over((1 + np.minimum(self._ks, self._asked)) * plain, option.seconds)
+            if m == member or all_pass.max() <= _LEAVE_PLAIN * speed:
                 continue  # not even if all were accepted
             lags = [a.lags.get(m, 0) if a.budget else None for a in asks]
-            losses = float(option.seconds[1]) - n / rate, self._prices.reading[m].value
+            losses = float(option.seconds[1]) - plain / speed, self._prices.reading[m].value
             found.append(Candidate(m, lags, losses))
-        return self._probes.choose(self._round, found, rate)
+        return self._probes.choose(self._round, found, speed)
 
     def _count_looks(self, looked: set[int], gain: float) -> None:
         """By how much looks at these have raised the best rate."""
@@ -418,6 +480,7 @@ class Controller:
     def emitted(self, slot: int, tokens: int) -> None:
         """So many tokens of a sequence."""
         self._estimates.emitted(slot, tokens)
+        self._earned += tokens * self._worths.get(slot, 0.0)
 
     def told(self, told: Told) -> None:
         """A proposal was judged, or the text has shown what would have become of it."""
@@ -438,7 +501,14 @@ class Controller:
 
     def spent(self, picks: Sequence[Pick | None], spent: Spent) -> None:
         """What a round took; told after everything else about it."""
-        self._news.append((picks, spent))
+        saved, self._earned = self._earned, 0.0
+        self._news.append((picks, spent, saved))
+        plain = self._prices.plain(len(picks))
+        if plain and not self._fixed:
+            self._purse.spent(spent.seconds - spent.reading, saved, plain)
+            self._lost += spent.seconds - spent.reading - saved
+            if self._purse.empty or self._lost > plain:
+                self._held.drop()
 
     def read(self, member: int, tokens: int, seconds: float) -> None:
         """A drafter has read what it lacked of a text."""
@@ -453,13 +523,10 @@ class Controller:
                 self._estimates.add(item)
                 self._probes.told(item)
                 continue
-            picks, spent = item
-            seconds, n = self._prices.add(picks, spent), len(picks)
-            if spent.rows == 1:
-                self._probes.timed(self._round, n)
-            plain = self._prices.plain(n)
-            self._paced(1, spent.emitted / n * plain, seconds)
-            self._probes.spent(seconds, spent.emitted, plain)
+            picks, spent, saved = item
+            self._prices.add(picks, spent)
+            self._paced(1, saved, spent.seconds)
+            self._probes.spent(spent.seconds, saved, self._prices.plain(len(picks)))
 
     def _paced(self, rounds: int, saved: float, seconds: float) -> None:
         """Rounds, the seconds that plain decoding takes for as many tokens, and their own."""
@@ -495,8 +562,8 @@ class Controller:
         return Report(who, k, n, plain, tuple(found), self._probes.count, share)
 
 
-def _per_second(tokens: Floats, seconds: Floats) -> Floats:
-    found: Floats = tokens / np.maximum(seconds, 1e-9)
+def _over(saved: Floats, seconds: Floats) -> Floats:
+    found: Floats = saved / np.maximum(seconds, 1e-9)
     return found
 
 

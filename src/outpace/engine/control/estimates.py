@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .plan import Profile, Told
-from .survival import Floats, Survival, expected, trust_in_others
+from .survival import Floats, Likeness, Survival, expected
 
 _OWN, _OTHERS = 96.0, 2048.0
 """Tokens after which evidence of a sequence itself, and of all, has faded to 1/e."""
 
 _OF_KINDS = 4.0
 """Rounds of a kind that outweigh what is known of all kinds."""
+
+_ROUNDS = 128.0
+"""Judged proposals after which what they show of how alike a sequence's rounds are has faded."""
 
 _FRESH = 8
 """Judged proposals before what all sequences show is looked up anew."""
@@ -34,11 +37,13 @@ class _Table:
 
     survival: Survival
     text: int
+    last: int = 0  # what was accepted in the last round
 
     def add(self, told: Told, text: int) -> None:
         self.survival.pass_by(text - self.text)
         self.text = text
         self.survival.add(told.reached, told.accepted)
+        self.last = told.accepted
 
 
 @dataclass(slots=True)
@@ -63,6 +68,7 @@ class Estimates:
         self._open: dict[int, _Open] = {}
         self._shared: dict[tuple[Key, int, int | None], _Table] = {}
         self._priors: dict[tuple[Key, int, int], tuple[int, list[float]]] = {}
+        self._alike: dict[tuple[int, int], Likeness] = {}  # by member and kind
         self._text = self._told = 0  # tokens emitted, proposals judged
 
     def open(self, slot: int, key: Key) -> None:
@@ -88,7 +94,11 @@ class Estimates:
         if open_ is None:
             return
         which, most = (told.member, told.kind), self._members[told.member].most
-        if which not in open_.own:
+        if which in open_.own:
+            if which not in self._alike:
+                self._alike[which] = Likeness(_ROUNDS)
+            self._alike[which].add(open_.own[which].last, told.accepted)
+        else:
             open_.own[which] = _Table(Survival(most, _OWN), open_.tokens)
         open_.own[which].add(told, open_.tokens)
         open_.gains.pop(which, None)
@@ -107,7 +117,8 @@ class Estimates:
             alpha = self._prior(open_.key, member, kind)
             own = open_.own.get(which)
             if own is not None:
-                alpha = own.survival.alpha(alpha, trust_in_others(open_.tokens, _OWN))
+                alike = self._alike.get(which) or Likeness(_ROUNDS)
+                alpha = own.survival.alpha(alpha, alike.trust(open_.tokens, _OWN))
             gains = open_.gains[which] = self._by_k(alpha)
         return gains
 

@@ -96,6 +96,10 @@ class Spent:
     rows: int
     emitted: int
 
+    @property
+    def seconds(self) -> float:
+        return sum(self.looks.values()) + self.draft + self.reading + self.rest
+
 
 def kind_of(depth: int) -> int:
     """Of a round, by how far somebody who runs no model proposes."""

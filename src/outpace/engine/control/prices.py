@@ -11,6 +11,9 @@ from .plan import Pick, Profile, Spent
 from .survival import Floats
 from .times import HOPE, Mean, RowTimes, StepTimes
 
+_FEW = 3
+"""Rounds of plain decoding of which the median is taken, not the mean."""
+
 _PRESENT = 0.25
 """Weight of a round in the running mean of how many nodes a draft has."""
 
@@ -55,7 +58,7 @@ class Prices:
         return self._plain.measured if batch is None else self._plain.count(batch, 1)
 
     def compared(self, batch: int) -> float:
-        """More of a round in which nobody drafts, if the text is compared with what was proposed."""
+        """More of a round in which nobody drafts, if what was proposed is judged by the text."""
         return max(0.0, self._compared.get(batch, 0.0))
 
     def longest(self, member: int, batch: int) -> int:
@@ -74,10 +77,14 @@ class Prices:
         return times.at(self._ks, batch, HOPE if hoped else 0)
 
     def rest(self, rows: Floats, batch: int, member: int = -1) -> Floats:
-        """Of the target's pass over so many rows and all else, less where it is uncertain."""
+        """Of the target's pass over so many rows and all else, less where it is uncertain, but no
+        less than plain decoding takes, unless the draft has begun the pass."""
         begun = self._begun.get(member)
-        times = begun if begun is not None and begun.measured else self._rest
-        return times.at(rows, batch, HOPE)
+        if begun is not None and begun.measured:
+            return begun.at(rows, batch, HOPE)
+        plain = self.plain(batch)
+        found: Floats = np.where(rows > 1, self._rest.at(rows, batch, HOPE).clip(plain), plain)
+        return found
 
     def rows(self, member: int) -> Floats:
         """Of the pass, by K: of trees it is learned."""
@@ -94,13 +101,14 @@ class Prices:
         """What rounds of plain decoding took, one after the other."""
         self._age += len(seconds)
         usual = statistics.median_low(seconds)
-        mean = statistics.fmean(min(s, 1.5 * usual) for s in seconds)
-        self._plain.add(batch, 1, mean)
-        self._rest.add(1, batch, mean)
+        if len(seconds) > _FEW:
+            usual = statistics.fmean(min(s, 1.5 * usual) for s in seconds)
+        self._plain.add(batch, 1, usual)
+        self._rest.add(1, batch, usual)
         self.seconds += sum(seconds)
 
-    def add(self, picks: Sequence[Pick | None], spent: Spent) -> float:
-        """What a round took; its seconds."""
+    def add(self, picks: Sequence[Pick | None], spent: Spent) -> None:
+        """What a round took."""
         batch, rest = len(picks), self._rest
         self._age += 1
         for i, seconds in spent.looks.items():
@@ -123,6 +131,4 @@ class Prices:
             self._compared[batch] = before + _PRESENT / 4 * (more - before)
         else:
             rest.add(spent.rows, batch, spent.rest)
-        whole = sum(spent.looks.values()) + spent.draft + spent.reading + spent.rest
-        self.seconds += whole
-        return whole
+        self.seconds += spent.seconds

@@ -2,13 +2,13 @@
 
 What a probe loses against the best choice is paid from a credit, which grows by a hundredth of
 the time (`SHARE`). It drafts one token for one sequence of a batch, that which it has least to
-read for; if that passes, two in the next round, and if these do, for all sequences: what was
-accepted pays for it. A plain round that is timed again is paid from the same credit.
+read for; if that passes, two in the next round, and if these do, for all sequences, where there
+is credit to read them: what was accepted pays for the rest. A plain round that is timed again
+is paid from the same credit.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ _CREDIT = 4, 64
 _GAP = 6
 """Rounds between two probes of a drafter, if the first did not succeed."""
 
-_REST = 32
+_REST = 256
 """Rounds, at most, before it is thought about again."""
 
 _STALE = 400
@@ -50,13 +50,13 @@ class Probe:
 
     Attributes:
         sequences: which of them it drafts for.
-        rate: tokens per second that the best choice promises.
+        speed: of the best choice, times plain decoding's.
     """
 
     member: int
     k: int
     sequences: Sequence[int]
-    rate: float
+    speed: float
     reached: int = 0
     passed: int = 0
 
@@ -75,7 +75,7 @@ class Probes:
     now: Probe | None = None
     _credit: float | None = None
     _streak: int = 0
-    _lacking: float = 0.0  # seconds of credit, for the next probe
+    _next: list[tuple[float, int]] = field(default_factory=list)  # what they lack: see `rest`
     _last: dict[int, int] = field(default_factory=dict)  # round of each drafter's last probe
     _timed: dict[int, int] = field(default_factory=dict)  # of the last plain one of so many
 
@@ -99,7 +99,7 @@ class Probes:
         """A plain round was timed."""
         self._timed[batch] = round_
 
-    def choose(self, round_: int, candidates: Sequence[Candidate], rate: float) -> Probe | None:
+    def choose(self, round_: int, candidates: Sequence[Candidate], speed: float) -> Probe | None:
         """The next probe, if there is credit for one: of who was probed longest ago."""
         before, self.now = self.now, None
         if self._credit is None:  # of the first round nothing is known
@@ -109,27 +109,30 @@ class Probes:
                 continue
             if self._credit >= 0:
                 self._streak += 1
-                able = [b for b, lag in enumerate(c.lags) if lag is not None]
-                sequences = able if self._streak > 1 else [b for b in before.sequences if b in able]
+                able = {b: lag for b, lag in enumerate(c.lags) if lag is not None}
+                sequences = [b for b in before.sequences if b in able]
+                if self._streak > 1 and sum(able.values()) * c.losses[1] <= self._credit:
+                    sequences = list(able)
                 if sequences:
-                    return self._begin(round_, Probe(c.member, 2, sequences, rate))
+                    return self._begin(round_, Probe(c.member, 2, sequences, speed))
         self._streak = 0
-        self._lacking = math.inf
+        self._next = []
         for c in sorted(candidates, key=lambda c: self._last.get(c.member, -_GAP)):
             first, per_token = c.losses
             lag, b = min((lag, b) for b, lag in enumerate(c.lags) if lag is not None)
             waited = round_ - self._last.get(c.member, -_GAP)
             lacking = first + lag * per_token - self._credit
             if waited >= _GAP and lacking <= 0:
-                return self._begin(round_, Probe(c.member, 1, [b], rate))
-            self._lacking = min(self._lacking, max(0.0, lacking))
+                return self._begin(round_, Probe(c.member, 1, [b], speed))
+            self._next.append((max(0.0, lacking), _GAP - waited - 1))
         return None
 
     def rest(self, plain: float) -> int:
-        """Plain rounds, of so many seconds, before there is credit for a probe."""
+        """Plain rounds, of so many seconds, before a probe is due for which there is credit."""
         if self._credit is None or self.now is not None:
             return 0
-        return int(min(_REST, self._lacking / (SHARE * plain)))
+        waits = [max(gap, int(lacking / (SHARE * plain))) for lacking, gap in self._next]
+        return max(0, min([_REST, *waits]))
 
     def _begin(self, round_: int, probe: Probe) -> Probe:
         self.now, self._last[probe.member] = probe, round_
@@ -141,17 +144,18 @@ class Probes:
             self.now.reached += told.reached
             self.now.passed += told.accepted
 
-    def spent(self, seconds: float, emitted: int, plain: float) -> None:
+    def spent(self, seconds: float, saved: float, plain: float) -> None:
         """A round is over.
 
         Args:
+            saved: seconds that plain decoding takes for as much.
             plain: what a plain one takes.
         """
         if self._credit is None:
             self._credit = _CREDIT[0] * plain
         self._credit = min(self._credit + SHARE * seconds, _CREDIT[1] * plain)
         if self.now is not None:
-            lost = seconds - emitted / self.now.rate
+            lost = seconds - saved / self.now.speed
             self.count += 1
             self.seconds += lost
             self._credit -= lost

@@ -22,8 +22,13 @@ FIRST = 0.7
 _TRUST = 2.0
 """Rounds that outweigh what is known of the next shallower depth."""
 
-_PRIOR = 8.0, 2.0
-"""Rounds that outweigh what other sequences have shown, at first and at last."""
+_LIKE = 0.2, 16.0
+"""How much a sequence's rounds are like its round before, at first, and rounds of evidence that
+this counts as."""
+
+_PRIOR = 0.5, 8.0, 2.0
+"""Rounds that outweigh what other sequences have shown, at least and at most, and at most when a
+sequence is long."""
 
 _LEAST = 0.002
 """No α is thought to be nearer to 0 or 1."""
@@ -90,10 +95,45 @@ class Survival:
         return found
 
 
-def trust_in_others(tokens: int, memory: float) -> float:
-    """Rounds of its own that outweigh what others have shown, of a sequence so long."""
-    first, last = _PRIOR
-    return max(last, first * math.exp(-tokens / memory))
+class Likeness:
+    """How much a round of a sequence is like the one before: ρ, the correlation of what they have
+    accepted, over all sequences. Where rounds are independent, it is 0 and others tell as much as
+    the sequence itself; where some sequences are always right and others never, it is 1, and a
+    single round tells all.
+
+    Args:
+        memory: rounds after which one counts 1/e of a new one.
+    """
+
+    def __init__(self, memory: float) -> None:
+        self._keep = math.exp(-1 / memory)
+        self._n = self._x = self._y = self._xx = self._yy = self._xy = 0.0
+
+    def add(self, before: int, now: int) -> None:
+        """What two rounds have accepted, one behind the other."""
+        keep = self._keep
+        self._n = keep * self._n + 1
+        self._x, self._y = keep * self._x + before, keep * self._y + now
+        self._xx, self._yy = keep * self._xx + before**2, keep * self._yy + now**2
+        self._xy = keep * self._xy + before * now
+
+    @property
+    def rho(self) -> float:
+        first, rounds = _LIKE
+        if not self._n:
+            return first
+        x, y = self._x / self._n, self._y / self._n
+        spread = (self._xx / self._n - x * x) * (self._yy / self._n - y * y)
+        found = (self._xy / self._n - x * y) / math.sqrt(spread) if spread > 1e-12 else first
+        return (first * rounds + found * self._n) / (rounds + self._n)
+
+    def trust(self, tokens: int, memory: float) -> float:
+        """Rounds of its own that outweigh what others have shown, of a sequence so long: (1 - ρ) /
+        ρ, as where acceptance is Beta distributed among sequences."""
+        least, most, last = _PRIOR
+        rho = max(self.rho, 1e-3)
+        trust = min(max((1 - rho) / rho, least), most)
+        return max(min(last, trust), trust * math.exp(-tokens / memory))
 
 
 def expected(alpha: Sequence[float]) -> Floats:
