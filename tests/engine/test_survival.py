@@ -99,7 +99,7 @@ def test_where_sequences_are_all_alike_others_are_trusted_for_longer():
     assert alike.rho == pytest.approx(0, abs=0.05)
     assert apart.rho > 0.85
     assert beta.trust(0, 96.0) == pytest.approx(3.0, rel=0.2)
-    assert apart.trust(0, 96.0) == 0.5 < beta.trust(0, 96.0) < alike.trust(0, 96.0) == 8.0
+    assert apart.trust(0, 96.0) == 2.0 < beta.trust(0, 96.0) < alike.trust(0, 96.0) == 8.0
     assert alike.trust(500, 96.0) < alike.trust(0, 96.0)
     assert Likeness(1e9).trust(0, 96.0) == pytest.approx(4.0)  # before anything is known
 

@@ -208,7 +208,8 @@ class Controller:
             return [None] * len(slots)
         if any(i in self._eager or self._round % self._pause(i) == 0 for i in self._instant):
             return None
-        choice = self._held.find(self._held.question(slots))
+        alone = len(self._instant) == len(self.members)  # what they propose is all there is
+        choice = Choice(-1, 0) if alone else self._held.find(self._held.question(slots))
         if choice is None:
             return None
         if choice.member < 0 or not choice.k:
@@ -439,7 +440,7 @@ class Controller:
             if gains[kept][length] + slack >= gains[member][k]:
                 member, k = kept, length
         leave = 0.0 if length else 1 - 1 / _LEAVE_PLAIN
-        if gains[member][k] - leave * of[member].saved[k] < gains[-1][0]:
+        if not k or gains[member][k] - leave * of[member].saved[k] < gains[-1][0]:
             member, k = -1, 0
         return member, k, float(of[member].speeds[k])
 
