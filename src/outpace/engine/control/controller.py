@@ -128,6 +128,7 @@ class Controller:
         self._chosen = -1, 0
         self._worth = [0.0] * len(self.members)  # of a look: by how much it raised the rate
         self._looked = [0] * len(self.members)
+        self._last = [0] * len(self.members)  # rounds of the last looks
         self._early: set[int] = set()  # those that are looked at in this round as they are eager
         self._let_down: set[int] = set()  # those of whom such a look brought nothing
         self._right = [0.0] * len(self.members)  # running means of tokens that were right
@@ -202,11 +203,12 @@ class Controller:
     def again(self, slots: Sequence[int], budgets: Sequence[int]) -> Sequence[Pick | None] | None:
         """Begin a round; the last choice, where it need not be thought about."""
         self._round += 1
+        self._asked = max(budgets)
         self._settle()
         if self._purse.empty:
             self._rest(slots)
             return [None] * len(slots)
-        if any(i in self._eager or self._round % self._pause(i) == 0 for i in self._instant):
+        if any(i in self._eager or self._until_look(i) <= 0 for i in self._instant):
             return None
         alone = len(self._instant) == len(self.members)  # what they propose is all there is
         choice = Choice(-1, 0) if alone else self._held.find(self._held.question(slots))
@@ -221,10 +223,16 @@ class Controller:
     def looks(self) -> list[int]:
         """Drafters without a model that are worth looking at in this round."""
         eager, self._eager = self._eager, set()
-        due = {i for i in self._instant if self._round % self._pause(i) == 0}
+        due = {i for i in self._instant if self._until_look(i) <= 0}
         self._early = eager - due
         self._let_down -= due
-        return [i for i in self._instant if i in due or i in eager]
+        for i in eager | due:
+            self._last[i] = self._round
+        return sorted(eager | due)
+
+    def _until_look(self, i: int) -> int:
+        """Rounds until it is looked at, even if nobody is eager to."""
+        return self._last[i] + self._pause(i) - self._round
 
     def _pause(self, i: int) -> int:
         """In how many rounds it is looked at once."""
@@ -279,7 +287,6 @@ class Controller:
         self._batch = n = len(asks)
         self._resting, self._timing = 0, False
         plain: list[Pick | None] = [None] * n
-        self._asked = max(a.budget for a in asks)
         if not self._asked:
             return None, plain
         each = self._value(asks, crowded)
@@ -350,8 +357,7 @@ class Controller:
             self._pause_for(slots, self._purse.rounds(plain))
             return
         rounds = max(self._probes.rest(plain), int(self._held.worth / plain))
-        pauses = [self._pause(i) for i in self._instant]
-        due = [pause - self._round % pause - 1 for pause in pauses]
+        due = [max(0, self._until_look(i) - 1) for i in self._instant]
         if self._asked < self.most:  # other sequences follow of whom more can be asked
             rounds = min(rounds, self._asked)
         self._pause_for(slots, min([rounds, *due]))
