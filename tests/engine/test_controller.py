@@ -534,7 +534,7 @@ def test_members_that_sat_out_go_on_where_the_text_is():
     taken_over(engine, Erratic(engine.controller.members, 3))
     run(engine, requests(0.0))
     assert engine.stats.drafters[ModelDrafter.name] > 20
-    told = engine.controller._estimates._of(0.0, 1, None)
+    told = engine.controller._estimates._of((0.0, 1, None, False))
     assert told.reached[0] > 20
     assert told.alpha()[0] > 0.9
     assert told.accepted == pytest.approx(told.reached)

@@ -95,11 +95,11 @@ def test_where_sequences_are_all_alike_others_are_trusted_for_longer():
     """Of Beta(a, b) distributed α the best weight of all others is a + b rounds."""
     rng = np.random.default_rng(1)
     alike, apart = chains([0.6] * 200), chains(rng.choice([0.02, 0.98], 200))
-    beta = chains(rng.beta(2.0, 1.0, 2000))
+    beta = chains(rng.beta(4.0, 2.0, 2000))
     assert alike.rho == pytest.approx(0, abs=0.05)
     assert apart.rho > 0.85
-    assert beta.trust(0, 96.0) == pytest.approx(3.0, rel=0.2)
-    assert apart.trust(0, 96.0) == 2.0 < beta.trust(0, 96.0) < alike.trust(0, 96.0) == 8.0
+    assert beta.trust(0, 96.0) == pytest.approx(6.0, rel=0.2)
+    assert apart.trust(0, 96.0) == 4.0 < beta.trust(0, 96.0) < alike.trust(0, 96.0) == 8.0
     assert alike.trust(500, 96.0) < alike.trust(0, 96.0)
     assert Likeness(1e9).trust(0, 96.0) == pytest.approx(4.0)  # before anything is known
 

@@ -17,6 +17,7 @@ text must not depend on it where a seed is to give the same text again: see `Eng
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -47,6 +48,10 @@ _HORIZON = 64
 
 _PACES = 64
 """Rounds over which the pace is taken."""
+
+_SURPRISE = 2.5
+"""Standard deviations that what was accepted since a choice may be from what was expected before
+it is thought about anew. That of a round of K is about K / 2."""
 
 _NEAR = 8, 0.1
 """Tokens by which two sequences may differ in what is left, and it is open who ends first; or so
@@ -115,7 +120,11 @@ class Controller:
         self._held = Held(clock)
         self._news: list[Told | tuple[Sequence[Pick | None], Spent, float]] = []
         self._worths: dict[int, float] = {}  # of a token of each sequence, in seconds
-        self._lost = 0.0  # since the last choice, beside plain decoding
+        self._since = 0  # rounds since the last choice
+        self._lost = self._more = (
+            0.0  # beside plain decoding, and beside what was expected, in them
+        )
+        self._expected = 0.0  # to be saved in each
         self._earned = 0.0  # by tokens of this round
         self._round = self._resting = 0  # rounds so far, and until when nothing is worth trying
         self._rested: list[float] = []  # seconds of the rounds since then
@@ -315,7 +324,8 @@ class Controller:
                 length = min(wanted, asks[b].budget, self.members[probe.member].most)
                 plain[b] = Pick(probe.member, length, _kind(asks[b]))
             return None, plain
-        self._chosen, self._lost = (member, k), 0.0
+        self._chosen, self._lost, self._more, self._since = (member, k), 0.0, 0.0, 0
+        self._expected = next(float(o.saved[k]) for o in options if o.member == member)
         choice = Choice(member, k, gain)
         return choice, self._assign(asks, choice)
 
@@ -356,7 +366,7 @@ class Controller:
         if self._purse.empty:
             self._pause_for(slots, self._purse.rounds(plain))
             return
-        rounds = max(self._probes.rest(plain), int(self._held.worth / plain))
+        rounds = self._probes.rest(plain)
         due = [max(0, self._until_look(i) - 1) for i in self._instant]
         if self._asked < self.most:  # other sequences follow of whom more can be asked
             rounds = min(rounds, self._asked)
@@ -514,7 +524,10 @@ class Controller:
         if plain and not self._fixed:
             self._purse.spent(spent.seconds - spent.reading, saved, plain)
             self._lost += spent.seconds - spent.reading - saved
-            if self._purse.empty or self._lost > plain:
+            self._more, self._since = self._more + saved - self._expected, self._since + 1
+            k = max((pick.k for pick in picks if pick is not None), default=0)
+            noise = _SURPRISE * k / 2 * plain * math.sqrt(self._since / len(picks))
+            if self._purse.empty or self._lost > plain or (k and abs(self._more) > noise):
                 self._held.drop()
 
     def read(self, member: int, tokens: int, seconds: float) -> None:

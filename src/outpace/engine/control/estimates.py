@@ -2,7 +2,7 @@
 
 Kinds are told apart by how much was proposed: where a drafter finds a long match, it is right
 more often, and so is a model. What is known of a drafter in all rounds stands in for a kind that
-is new, and what is known of all sequences for one that is.
+is new, and for a sequence that is, what is known of all sequences when they were as young.
 """
 
 from __future__ import annotations
@@ -24,11 +24,17 @@ _OF_KINDS = 4.0
 _ROUNDS = 128.0
 """Judged proposals after which what they show of how alike a sequence's rounds are has faded."""
 
+_YOUNG = 32
+"""Tokens that are a sequence's beginning. Later texts repeat themselves more."""
+
 _FRESH = 8
 """Judged proposals before what all sequences show is looked up anew."""
 
 Key = float
 """What acceptance follows from beside the text: the temperature."""
+
+_Place = tuple[Key, int, int | None, bool]
+"""A drafter's rounds: of a kind or of any, of young sequences or of all."""
 
 
 @dataclass(slots=True)
@@ -55,6 +61,10 @@ class _Open:
     own: dict[tuple[int, int], _Table] = field(default_factory=dict)
     gains: dict[tuple[int, int], Floats] = field(default_factory=dict)
 
+    @property
+    def young(self) -> bool:
+        return self.tokens < _YOUNG
+
 
 class Estimates:
     """Estimates for all open sequences.
@@ -66,8 +76,8 @@ class Estimates:
     def __init__(self, members: Sequence[Profile], most: int) -> None:
         self._members, self._most = members, most
         self._open: dict[int, _Open] = {}
-        self._shared: dict[tuple[Key, int, int | None], _Table] = {}
-        self._priors: dict[tuple[Key, int, int], tuple[int, list[float]]] = {}
+        self._shared: dict[_Place, _Table] = {}
+        self._priors: dict[_Place, tuple[int, list[float]]] = {}
         self._alike: dict[tuple[int, int], Likeness] = {}  # by member and kind
         self._text = self._told = 0  # tokens emitted, proposals judged
 
@@ -85,6 +95,8 @@ class Estimates:
     def emitted(self, slot: int, tokens: int) -> None:
         """So many tokens of a sequence."""
         if (open_ := self._open.get(slot)) is not None:
+            if open_.young and open_.tokens + tokens >= _YOUNG:
+                open_.gains.clear()
             open_.tokens += tokens
             self._text += tokens
 
@@ -102,8 +114,7 @@ class Estimates:
             open_.own[which] = _Table(Survival(most, _OWN), open_.tokens)
         open_.own[which].add(told, open_.tokens)
         open_.gains.pop(which, None)
-        for kind in (told.kind, None):
-            place = open_.key, told.member, kind
+        for place in self._places(open_.key, told.member, told.kind, open_.young):
             if place not in self._shared:
                 self._shared[place] = _Table(Survival(most, _OTHERS), self._text)
             self._shared[place].add(told, self._text)
@@ -114,7 +125,7 @@ class Estimates:
         open_, which = self._open[slot], (member, kind)
         gains = open_.gains.get(which)
         if gains is None:
-            alpha = self._prior(open_.key, member, kind)
+            alpha = self._prior(open_.key, member, kind, open_.young)
             own = open_.own.get(which)
             if own is not None:
                 alike = self._alike.get(which) or Likeness(_ROUNDS)
@@ -126,25 +137,32 @@ class Estimates:
         gains = expected(alpha[: self._most])
         return np.pad(gains, (0, self._most + 1 - len(gains)), mode="edge")
 
-    def _prior(self, key: Key, member: int, kind: int) -> list[float]:
+    def _places(self, key: Key, member: int, kind: int, young: bool) -> list[_Place]:
+        """Where evidence of such a round is kept: of all first, of those most like it last."""
+        found: list[_Place] = [(key, member, None, False), (key, member, kind, False)]
+        return [*found, (key, member, kind, True)] if young else found
+
+    def _prior(self, key: Key, member: int, kind: int, young: bool) -> list[float]:
         """α of all sequences, looked up anew from time to time."""
-        place = key, member, kind
+        place = key, member, kind, young
         held = self._priors.get(place)
         if held is None or self._told - held[0] >= _FRESH:
-            alpha = self._of(key, member, None).alpha()
-            alpha = self._of(key, member, kind).alpha(alpha, _OF_KINDS)
+            every, *others = self._places(*place)
+            alpha = self._of(every).alpha()
+            for like in others:
+                alpha = self._of(like).alpha(alpha, _OF_KINDS)
             held = self._priors[place] = self._told, alpha
         return held[1]
 
-    def _of(self, key: Key, member: int, kind: int | None) -> Survival:
-        table = self._shared.get((key, member, kind))
-        return Survival(self._members[member].most, _OTHERS) if table is None else table.survival
+    def _of(self, place: _Place) -> Survival:
+        table = self._shared.get(place)
+        most = self._members[place[1]].most
+        return Survival(most, _OTHERS) if table is None else table.survival
 
     def overall(self, member: int) -> tuple[list[float], Floats]:
         """α by depth in all rounds at the temperature seen last, and tokens by K."""
-        tables = {key: t for (key, m, kind), t in self._shared.items() if m == member and not kind}
+        tables = [t for (_, m, kind, _), t in self._shared.items() if m == member and kind is None]
         if not tables:
             return [], np.ones(self._most + 1)
-        key = max(tables, key=lambda key: tables[key].text)
-        alpha = self._of(key, member, None).alpha()
+        alpha = max(tables, key=lambda table: table.text).survival.alpha()
         return alpha, self._by_k(alpha)

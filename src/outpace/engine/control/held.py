@@ -42,7 +42,7 @@ class Held:
         self._clock = clock
         self._choices: dict[Question, Choice] = {}
         self._first: float | None = None
-        self._began = self._thought = self._last = 0.0
+        self._began = self._thought = 0.0
 
     def drop(self) -> None:
         """What is asked next is to be thought about."""
@@ -60,23 +60,14 @@ class Held:
         return now
 
     @property
-    def worth(self) -> float:
-        """Seconds in which it is worth while to choose once."""
-        return self._worth(self._last)
-
-    def _worth(self, thought: float) -> float:
-        since = 0.0 if self._first is None else self._began - self._first
-        return min(thought / _SHARE, since * _SOON)
-
-    @property
     def _until(self) -> float:
-        return self._began + self._worth(self._thought)
+        since = 0.0 if self._first is None else self._began - self._first
+        return self._began + min(self._thought / _SHARE, since * _SOON)
 
     def keep(self, question: Question, choice: Choice, began: float) -> None:
         """A choice that was begun to be thought about then."""
         self._choices[question] = choice
-        self._last = self._clock() - began
-        self._thought += self._last
+        self._thought += self._clock() - began
 
     def find(self, question: Question) -> Choice | None:
         """What was chosen then, if that is not too long ago."""

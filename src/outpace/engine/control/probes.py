@@ -1,10 +1,11 @@
 """Probes: rounds that find out about a drafter that is not in use, at a bounded price.
 
 What a probe loses against the best choice is paid from a credit, which grows by a hundredth of
-the time (`SHARE`). It drafts one token for one sequence of a batch, that which it has least to
-read for; if that passes, two in the next round, and if these do, for all sequences, where there
-is credit to read them: what was accepted pays for the rest. A plain round that is timed again
-is paid from the same credit.
+the time (`SHARE`); instead of plain decoding a tenth of what drafting gained before may be spent,
+too. It drafts one token for one sequence of a batch, that which it has least to read for; if that
+passes, two in the next round, and if these do, for all sequences, where there is credit to read
+them: what was accepted pays for the rest. A plain round that is timed again is paid from the
+credit alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from .plan import Told
 SHARE = 0.01
 """Of the time that probes may take."""
 
-_CREDIT = 4, 64
+_OF_GAINS = 0.1
+"""Of what drafting gains: after it has paid and does not, it is soon found out whether it does
+again."""
+
+_PLAIN = 1.001
+"""A choice that is no faster is plain decoding."""
+
+_CREDIT = 4, 16
 """Plain rounds that probes may take at once, at the start and at most."""
 
 _GAP = 6
@@ -74,6 +82,7 @@ class Probes:
     seconds: float = 0.0
     now: Probe | None = None
     _credit: float | None = None
+    _gains: float = 0.0  # more of it, for probes instead of plain decoding
     _streak: int = 0
     _next: list[tuple[float, int]] = field(default_factory=list)  # what they lack: see `rest`
     _last: dict[int, int] = field(default_factory=dict)  # round of each drafter's last probe
@@ -104,14 +113,15 @@ class Probes:
         before, self.now = self.now, None
         if self._credit is None:  # of the first round nothing is known
             return None
+        credit = self._credit + (self._gains if speed < _PLAIN else 0)
         for c in candidates:
             if before is None or c.member != before.member or 2 * before.passed <= before.reached:
                 continue
-            if self._credit >= 0:
+            if credit >= 0:
                 self._streak += 1
                 able = {b: lag for b, lag in enumerate(c.lags) if lag is not None}
                 sequences = [b for b in before.sequences if b in able]
-                if self._streak > 1 and sum(able.values()) * c.losses[1] <= self._credit:
+                if self._streak > 1 and sum(able.values()) * c.losses[1] <= credit:
                     sequences = list(able)
                 if sequences:
                     return self._begin(round_, Probe(c.member, 2, sequences, speed))
@@ -121,7 +131,7 @@ class Probes:
             first, per_token = c.losses
             lag, b = min((lag, b) for b, lag in enumerate(c.lags) if lag is not None)
             waited = round_ - self._last.get(c.member, -_GAP)
-            lacking = first + lag * per_token - self._credit
+            lacking = first + lag * per_token - credit
             if waited >= _GAP and lacking <= 0:
                 return self._begin(round_, Probe(c.member, 1, [b], speed))
             self._next.append((max(0.0, lacking), _GAP - waited - 1))
@@ -153,9 +163,13 @@ class Probes:
         """
         if self._credit is None:
             self._credit = _CREDIT[0] * plain
-        self._credit = min(self._credit + SHARE * seconds, _CREDIT[1] * plain)
+        most = _CREDIT[1] * plain
+        self._credit = min(self._credit + SHARE * seconds, most)
+        self._gains = min(self._gains + _OF_GAINS * max(0.0, saved - seconds), most)
         if self.now is not None:
             lost = seconds - saved / self.now.speed
             self.count += 1
             self.seconds += lost
-            self._credit -= lost
+            gains = min(self._gains, max(0.0, lost)) if self.now.speed < _PLAIN else 0.0
+            self._gains -= gains
+            self._credit -= lost - gains

@@ -26,7 +26,7 @@ _LIKE = 0.2, 16.0
 """How much a sequence's rounds are like its round before, at first, and rounds of evidence that
 this counts as."""
 
-_PRIOR = 2.0, 8.0, 2.0
+_PRIOR = 4.0, 8.0, 4.0
 """Rounds that outweigh what other sequences have shown, at least and at most, and at most when a
 sequence is long."""
 
