@@ -144,12 +144,12 @@ class AlwaysFar(Controller):
     """Wants as much as there is."""
 
     def _best(self, options, pace, offered):
-        option = max(options, key=lambda o: float(o.speeds[-1]))
+        option = max(options[1:] or options, key=lambda o: float(o.speeds[-1]))
         return option.member, self.most, float(option.speeds[-1])
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_one_k_for_all_is_not(name):
+def test_one_k_for_all_is_not(name, bottomless):
     assert against_the_best(4, *TEXTS[name], AlwaysFar) > 1.1
 
 
@@ -178,7 +178,7 @@ def test_of_two_that_are_equal_it_stays_with_one(monkeypatch):
 def behind_a_change(within: bool, machine, members, before, after, kind=Controller) -> float:
     """From 128 tokens behind a change of α on, over the best choice there."""
     paces, tokens = [], 800
-    for seed in range(5):
+    for seed in range(16):
         control = still(kind, members)
         earlier = World(machine, members, [steady(a) for a in before], seed=100 + seed)
         generate(earlier, control, requests=2)

@@ -36,7 +36,7 @@ from .survival import Floats
 _KEEP = 0.98
 """Of the best rate: the last choice is kept as long as it promises so much."""
 
-_LEAVE_PLAIN = 1.03
+_LEAVE_PLAIN = 1.02
 """By which drafting must beat plain decoding before it begins; going on it need not lose."""
 
 _PLAIN_FIRST, _K_FIRST = 3, 4
@@ -479,8 +479,9 @@ class Controller:
             if m == member or all_pass.max() <= _LEAVE_PLAIN * speed:
                 continue  # not even if all were accepted
             lags = [a.lags.get(m, 0) if a.budget else None for a in asks]
-            losses = float(option.seconds[1]) - plain / speed, self._prices.reading[m].value
-            found.append(Candidate(m, lags, losses))
+            every = float(option.seconds[1]) - plain / speed
+            one = every - float(self._prices.draft(m, n)[1] - self._prices.draft(m, 1)[1])
+            found.append(Candidate(m, lags, one, every, self._prices.reading[m].value))
         return self._probes.choose(self._round, found, speed)
 
     def _count_looks(self, looked: set[int], gain: float) -> None:

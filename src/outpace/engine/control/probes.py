@@ -2,10 +2,9 @@
 
 What a probe loses against the best choice is paid from a credit, which grows by a hundredth of
 the time (`SHARE`); instead of plain decoding a tenth of what drafting gained before may be spent,
-too. It drafts one token for one sequence of a batch, that which it has least to read for; if that
-passes, two in the next round, and if these do, for all sequences, where there is credit to read
-them: what was accepted pays for the rest. A plain round that is timed again is paid from the
-credit alone.
+too. It drafts one token for all sequences, or for that which it has least to read for, where
+credit is short; if most pass, two in the next round. A plain round that is timed again is paid
+from the credit alone.
 """
 
 from __future__ import annotations
@@ -21,6 +20,9 @@ SHARE = 0.01
 _OF_GAINS = 0.1
 """Of what drafting gains: after it has paid and does not, it is soon found out whether it does
 again."""
+
+_FOR_ALL = 1.5
+"""Times what a probe for one sequence loses may be lost by one for all."""
 
 _PLAIN = 1.001
 """A choice that is no faster is plain decoding."""
@@ -44,12 +46,15 @@ class Candidate:
 
     Attributes:
         lags: tokens that it would have to read for each sequence; None where it cannot draft.
-        losses: seconds that a probe of one token loses, and what reading a token adds.
+        one, every: seconds that a probe of one token loses for a sequence, and for all.
+        reading: what reading a token adds.
     """
 
     member: int
     lags: Sequence[int | None]
-    losses: tuple[float, float]
+    one: float
+    every: float
+    reading: float
 
 
 @dataclass(slots=True)
@@ -83,7 +88,6 @@ class Probes:
     now: Probe | None = None
     _credit: float | None = None
     _gains: float = 0.0  # more of it, for probes instead of plain decoding
-    _streak: int = 0
     _next: list[tuple[float, int]] = field(default_factory=list)  # what they lack: see `rest`
     _last: dict[int, int] = field(default_factory=dict)  # round of each drafter's last probe
     _timed: dict[int, int] = field(default_factory=dict)  # of the last plain one of so many
@@ -111,29 +115,24 @@ class Probes:
     def choose(self, round_: int, candidates: Sequence[Candidate], speed: float) -> Probe | None:
         """The next probe, if there is credit for one: of who was probed longest ago."""
         before, self.now = self.now, None
+        if before is not None and round_ - self._last[before.member] > 1:
+            before = None
         if self._credit is None:  # of the first round nothing is known
             return None
         credit = self._credit + (self._gains if speed < _PLAIN else 0)
         for c in candidates:
             if before is None or c.member != before.member or 2 * before.passed <= before.reached:
                 continue
-            if credit >= 0:
-                self._streak += 1
-                able = {b: lag for b, lag in enumerate(c.lags) if lag is not None}
-                sequences = [b for b in before.sequences if b in able]
-                if self._streak > 1 and sum(able.values()) * c.losses[1] <= credit:
-                    sequences = list(able)
-                if sequences:
-                    return self._begin(round_, Probe(c.member, 2, sequences, speed))
-        self._streak = 0
+            sequences = [b for b in before.sequences if c.lags[b] is not None]
+            if credit >= 0 and sequences:
+                return self._begin(round_, Probe(c.member, 2, _all(c, credit) or sequences, speed))
         self._next = []
         for c in sorted(candidates, key=lambda c: self._last.get(c.member, -_GAP)):
-            first, per_token = c.losses
             lag, b = min((lag, b) for b, lag in enumerate(c.lags) if lag is not None)
             waited = round_ - self._last.get(c.member, -_GAP)
-            lacking = first + lag * per_token - credit
+            lacking = c.one + lag * c.reading - credit
             if waited >= _GAP and lacking <= 0:
-                return self._begin(round_, Probe(c.member, 1, [b], speed))
+                return self._begin(round_, Probe(c.member, 1, _all(c, credit) or [b], speed))
             self._next.append((max(0.0, lacking), _GAP - waited - 1))
         return None
 
@@ -173,3 +172,11 @@ class Probes:
             gains = min(self._gains, max(0.0, lost)) if self.now.speed < _PLAIN else 0.0
             self._gains -= gains
             self._credit -= lost - gains
+
+
+def _all(c: Candidate, credit: float) -> list[int]:
+    """All sequences that it can draft for, where that costs little more and there is credit to
+    read them; else none."""
+    lags = {b: lag for b, lag in enumerate(c.lags) if lag is not None}
+    dear = c.every > _FOR_ALL * c.one or c.every + sum(lags.values()) * c.reading > credit
+    return [] if dear else list(lags)

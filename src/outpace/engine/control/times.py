@@ -60,7 +60,7 @@ _KNOWN = 0.05
 _BEGIN, _MOST_TO_BEGIN = 0.5, 4.0
 """Steps that a draft takes to begin with: before that is known, and at most."""
 
-_GUESS = 0.5
+_GUESS = 1.0
 """Variance of the logarithm of what is expected before anything was measured."""
 
 
