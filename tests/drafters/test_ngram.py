@@ -175,7 +175,7 @@ def test_near_ties_are_decided_as_plain_decoding_does():
 
 
 def test_a_text_that_repeats_itself_is_drafted_to_its_end():
-    engine = Engine(CYCLE, NgramDrafter())
+    engine = Engine(CYCLE, NgramDrafter(), 8)
     texts(engine, [([start], ragged(0.0)[-1][1]) for start in (0, 5)])
     assert engine.stats.tokens_per_pass > 2
     assert set(engine.stats.alpha) == {1.0}

@@ -112,6 +112,9 @@ class Adverse(Controller):
     def again(self, slots, budgets):
         return None
 
+    def looks(self):
+        return self._instant
+
     def emitted(self, slot, tokens):
         super().emitted(slot, tokens)
         self.said[slot] = self.said[slot] * 31 + tokens

@@ -121,10 +121,8 @@ class Controller:
         self._news: list[Told | tuple[Sequence[Pick | None], Spent, float]] = []
         self._worths: dict[int, float] = {}  # of a token of each sequence, in seconds
         self._since = 0  # rounds since the last choice
-        self._lost = self._more = (
-            0.0  # beside plain decoding, and beside what was expected, in them
-        )
-        self._expected = 0.0  # to be saved in each
+        self._lost = self._more = 0.0  # beside plain decoding, and beside what was expected
+        self._now = Choice(-1, 0)  # the choice that this round goes by
         self._earned = 0.0  # by tokens of this round
         self._round = self._resting = 0  # rounds so far, and until when nothing is worth trying
         self._rested: list[float] = []  # seconds of the rounds since then
@@ -223,6 +221,7 @@ class Controller:
         choice = Choice(-1, 0) if alone else self._held.find(self._held.question(slots))
         if choice is None:
             return None
+        self._now = choice
         if choice.member < 0 or not choice.k:
             self._rest(slots)
             return [None] * len(slots)
@@ -271,6 +270,7 @@ class Controller:
                 self._held.keep(question, choice, began)
         else:
             picks = self._assign(asks, choice)
+        self._now = choice or Choice(-1, 0)
         if choice is not None:
             self._count_looks({i for a in asks for i in a.offers}, choice.gain)
             if not any(picks):
@@ -325,14 +325,14 @@ class Controller:
                 plain[b] = Pick(probe.member, length, _kind(asks[b]))
             return None, plain
         self._chosen, self._lost, self._more, self._since = (member, k), 0.0, 0.0, 0
-        self._expected = next(float(o.saved[k]) for o in options if o.member == member)
-        choice = Choice(member, k, gain)
+        saves = next(float(o.saved[k]) for o in options if o.member == member)
+        choice = Choice(member, k, gain, saves)
         return choice, self._assign(asks, choice)
 
     def _assign(self, asks: Sequence[Ask], choice: Choice) -> list[Pick | None]:
         """Who drafts for each sequence: the model that was chosen, or who promises more without
         one. Of a single sequence's both have been compared."""
-        member, k, _ = choice
+        member, k = choice.member, choice.k
         if not k:
             return [None] * len(asks)
         picks: list[Pick | None] = []
@@ -525,11 +525,16 @@ class Controller:
         if plain and not self._fixed:
             self._purse.spent(spent.seconds - spent.reading, saved, plain)
             self._lost += spent.seconds - spent.reading - saved
-            self._more, self._since = self._more + saved - self._expected, self._since + 1
-            k = max((pick.k for pick in picks if pick is not None), default=0)
-            noise = _SURPRISE * k / 2 * plain * math.sqrt(self._since / len(picks))
-            if self._purse.empty or self._lost > plain or (k and abs(self._more) > noise):
+            if self._purse.empty or self._lost > plain or self._surprised(saved, plain, len(picks)):
                 self._held.drop()
+
+    def _surprised(self, saved: float, plain: float, batch: int) -> bool:
+        """Whether a model's drafts are accepted as nobody expected, after one more round."""
+        if self._now.member < 0:
+            return False
+        self._more, self._since = self._more + saved - self._now.saves, self._since + 1
+        noise = self._now.k / 2 * plain * math.sqrt(self._since / batch)
+        return abs(self._more) > _SURPRISE * noise
 
     def read(self, member: int, tokens: int, seconds: float) -> None:
         """A drafter has read what it lacked of a text."""

@@ -123,7 +123,8 @@ class Probes:
         for c in candidates:
             if before is None or c.member != before.member or 2 * before.passed <= before.reached:
                 continue
-            sequences = [b for b in before.sequences if c.lags[b] is not None]
+            able = {b for b, lag in enumerate(c.lags) if lag is not None}
+            sequences = [b for b in before.sequences if b in able]
             if credit >= 0 and sequences:
                 return self._begin(round_, Probe(c.member, 2, _all(c, credit) or sequences, speed))
         self._next = []
