@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .estimates import Estimates, Key
-from .held import Choice, Held
+from .held import PLAIN, Choice, Held
 from .plan import Ask, Pick, Profile, Spent, Told, kind_of
 from .prices import Prices
 from .probes import Candidate, Probe, Probes
@@ -122,7 +122,7 @@ class Controller:
         self._worths: dict[int, float] = {}  # of a token of each sequence, in seconds
         self._since = 0  # rounds since the last choice
         self._lost = self._more = 0.0  # beside plain decoding, and beside what was expected
-        self._now = Choice(-1, 0)  # the choice that this round goes by
+        self._now = PLAIN  # the choice that this round goes by
         self._earned = 0.0  # by tokens of this round
         self._round = self._resting = 0  # rounds so far, and until when nothing is worth trying
         self._rested: list[float] = []  # seconds of the rounds since then
@@ -218,7 +218,7 @@ class Controller:
         if any(i in self._eager or self._until_look(i) <= 0 for i in self._instant):
             return None
         alone = len(self._instant) == len(self.members)  # what they propose is all there is
-        choice = Choice(-1, 0) if alone else self._held.find(self._held.question(slots))
+        choice = PLAIN if alone else self._held.find(self._held.question(slots))
         if choice is None:
             return None
         self._now = choice
@@ -270,7 +270,7 @@ class Controller:
                 self._held.keep(question, choice, began)
         else:
             picks = self._assign(asks, choice)
-        self._now = choice or Choice(-1, 0)
+        self._now = choice or PLAIN
         if choice is not None:
             self._count_looks({i for a in asks for i in a.offers}, choice.gain)
             if not any(picks):
@@ -375,7 +375,7 @@ class Controller:
     def _pause_for(self, slots: Sequence[int], rounds: int) -> None:
         """Rest in so many rounds."""
         self._resting = self._round + rounds + 1
-        self._resters = {slot: self._keys[slot] for slot in slots if slot in self._keys}
+        self._resters = {slot: self._keys[slot] for slot in slots}
 
     def _value(self, asks: Sequence[Ask], crowded: bool) -> Floats:
         """What a token of each sequence is worth: `[B]` seconds of plain decoding.

@@ -32,6 +32,10 @@ class Choice(NamedTuple):
     saves: float = 0.0
 
 
+PLAIN = Choice(-1, 0)
+"""Nobody drafts."""
+
+
 class Held:
     """Choices by what was asked.
 

@@ -20,7 +20,6 @@ _ONCE, _OWES = 4.0, 4.0
 """Plain rounds that a round may lose as far as it counts, and that may be owed at most: what runs
 for the first time takes long, and machines have hiccups."""
 
-
 _ENOUGH = 0.5
 """Plain rounds that it shall hold before it is opened again."""
 

@@ -26,9 +26,8 @@ _LIKE = 0.2, 16.0
 """How much a sequence's rounds are like its round before, at first, and rounds of evidence that
 this counts as."""
 
-_PRIOR = 4.0, 8.0, 4.0
-"""Rounds that outweigh what other sequences have shown, at least and at most, and at most when a
-sequence is long."""
+_PRIOR = 4.0, 8.0
+"""Rounds that outweigh what other sequences have shown, at least and at most."""
 
 _LEAST = 0.002
 """No α is thought to be nearer to 0 or 1."""
@@ -130,10 +129,10 @@ class Likeness:
     def trust(self, tokens: int, memory: float) -> float:
         """Rounds of its own that outweigh what others have shown, of a sequence so long: (1 - ρ) /
         ρ, as where acceptance is Beta distributed among sequences."""
-        least, most, last = _PRIOR
+        least, most = _PRIOR
         rho = max(self.rho, 1e-3)
         trust = min(max((1 - rho) / rho, least), most)
-        return max(min(last, trust), trust * math.exp(-tokens / memory))
+        return max(least, trust * math.exp(-tokens / memory))
 
 
 def expected(alpha: Sequence[float]) -> Floats:
