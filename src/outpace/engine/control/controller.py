@@ -2,9 +2,10 @@
 
 For every choice it knows what it costs (`Prices`, measured while it runs) and what it emits
 (`Estimates`, α by depth): Σ_b E_b(K) tokens in draft(K) + target(rows) seconds, for the B
-sequences that share the pass. The best rate is taken. K = 0 is a choice like any other, and then
-no drafter runs, is looked at or is told anything: what it missed is read when it comes back, and
-that time is part of the price of coming back.
+sequences that share the pass, each token by what plain decoding takes for it. The best rate is
+taken. K = 0 is a choice like any other, and then no drafter runs, is looked at or is told anything:
+what it missed is read when it comes back, and that time is part of the price of coming back.
+Whatever was chosen, what it loses beside plain decoding is paid from a `Purse`.
 
 What is not tried is not known. Drafters without a model can be looked at without being taken,
 and what they proposed is compared with the text that follows. One with a model must draft to
