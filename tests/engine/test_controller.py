@@ -211,8 +211,8 @@ def test_new_requests_that_suit_another_drafter_get_it(better):
 class NeverTries(Controller):
     """Nothing is probed."""
 
-    def _probe(self, *args):
-        return None
+    def _try(self, *args):
+        return False
 
 
 def test_without_probes_a_drafter_that_has_become_good_is_missed():
@@ -321,30 +321,75 @@ def test_a_drafter_that_could_not_win_is_never_tried():
     assert not any(any(picks) for picks in run.picks)
 
 
-def test_choices_are_held_so_that_thinking_costs_little():
-    now, thought = [0.0], []
+def thinking(takes: float, kind=Controller) -> tuple[Controller, list[float]]:
+    """A controller that takes so long to choose, and when it did."""
+    now, thoughts = [0.0], []
 
-    def clock() -> float:
-        now[0] += 0.5  # thinking takes as long as this
-        return now[0]
-
-    class Counts(Controller):
+    class Thinks(kind):
         def _choose(self, asks, crowded):
-            thought.append(now[0])
+            thoughts.append(now[0])
+            now[0] += takes
             return super()._choose(asks, crowded)
 
-    control = Counts([MODEL], None, clock)
+        def spent(self, picks, spent):
+            now[0] += spent.seconds
+            super().spent(picks, spent)
+
+        def rested(self, seconds):
+            now[0] += seconds
+            super().rested(seconds)
+
+    return Thinks([MODEL], None, lambda: now[0]), thoughts
+
+
+def test_choices_are_held_so_that_thinking_costs_little():
+    control, thoughts = thinking(0.5)
     world = World(CHEAP, [MODEL], [steady(0.8)])
-    spent = control.spent
-
-    def told(picks, what):
-        now[0] += what.draft + what.rest
-        spent(picks, what)
-
-    control.spent = told
     run = generate(world, control, 3000)
-    assert len(thought) < 0.6 * len(run.seconds)
+    assert len(thoughts) < 0.6 * len(run.seconds)
     assert run.pace(600) / best_pace(world, 0, 600)[0] < 1.08
+
+
+def after_others(alpha, kind, first: int, last: int) -> float:
+    """Milliseconds per token on a part of a text that follows on ordinary ones, over the best, if
+    thinking takes half as long as a plain round."""
+    paces = []
+    for seed in range(8):
+        control, _ = thinking(5.0, kind)
+        generate(World(CHEAP, [MODEL], [steady(0.7)], seed=100 + seed), control, requests=4)
+        world = World(CHEAP, [MODEL], [alpha], seed=seed)
+        paces.append(generate(world, control, last).pace(first, last))
+    return float(np.mean(paces)) / best_pace(world, first, last)[0]
+
+
+class RestsLong(Controller):
+    """Once it decodes plainly, it does so for as long as that choice is held."""
+
+    def _pause_for(self, slots, rounds):
+        super()._pause_for(slots, max(rounds, 1000))
+
+
+class NeverSurprised(Controller):
+    """Keeps what it has chosen, however it goes."""
+
+    def _surprised(self, saved):
+        return False
+
+
+def test_plain_decoding_is_not_held_where_drafting_has_paid_before():
+    def bad_start(at, depth):
+        return 0.02 if at < 12 else 0.8
+
+    assert after_others(bad_start, Controller, 24, 160) < 1.2
+    assert after_others(bad_start, RestsLong, 24, 160) > 1.3
+
+
+def test_what_goes_better_than_expected_is_thought_about_anew():
+    def better(at, depth):
+        return 0.6 if at < 40 else 0.97
+
+    assert after_others(better, Controller, 64, 240) < 1.2
+    assert after_others(better, NeverSurprised, 64, 240) > 1.3
 
 
 # --- engines ----------------------------------------------------------------------------------

@@ -29,12 +29,12 @@ from .estimates import Estimates, Key
 from .held import PLAIN, Choice, Held
 from .plan import Ask, Pick, Profile, Spent, Told, kind_of
 from .prices import Prices
-from .probes import Candidate, Probe, Probes
+from .probes import Candidate, Probes
 from .purse import Purse
 from .report import Estimate, Report
-from .survival import Floats
+from .survival import Floats, variance
 
-_KEEP = 0.98
+_KEEP = 0.99
 """Of the best rate: the last choice is kept as long as it promises so much."""
 
 _LEAVE_PLAIN = 1.02
@@ -50,9 +50,12 @@ _HORIZON = 64
 _PACES = 64
 """Rounds over which the pace is taken."""
 
-_SURPRISE = 2.5
+_SURPRISE = 2.0
 """Standard deviations that what was accepted since a choice may be from what was expected before
-it is thought about anew. That of a round of K is about K / 2."""
+it is thought about anew."""
+
+_LOST = 2
+"""Plain rounds that may be lost since a choice, beside plain decoding, before that, too."""
 
 _NEAR = 8, 0.1
 """Tokens by which two sequences may differ in what is left, and it is open who ends first; or so
@@ -128,6 +131,7 @@ class Controller:
         self._round = self._resting = 0  # rounds so far, and until when nothing is worth trying
         self._rested: list[float] = []  # seconds of the rounds since then
         self._resters: dict[int, Key] = {}  # who runs in them
+        self._opened = self._vain = False  # a sequence, since the last choice; it was not worth it
         self._saved = self._spent = 0.0  # of late: see `_paced`
         self._timing = False  # whether that is to time plain decoding
         self._keys: dict[int, Key] = {}
@@ -149,9 +153,9 @@ class Controller:
         self._settle()  # rounds that it had no part in
         if self._resters.get(slot) != key:
             self._resting = 0
-        elif not self._purse.empty:  # much of what was known then is what is known now
+        elif not (self._purse.empty or self._vain):  # much of what was known then still is
             self._resting = min(self._resting, self._round + _AFRESH)
-        self._keys[slot] = key
+        self._keys[slot], self._opened = key, True
         self._worths[slot] = self._prices.plain(1)
         self._estimates.open(slot, key)
         self._held.drop()
@@ -213,6 +217,11 @@ class Controller:
         self._round += 1
         self._asked = max(budgets)
         self._settle()
+        probed = self._probes.now is not None
+        if probed:
+            self._learn()
+            if not self._probes.over():
+                self._held.drop()  # it goes on
         if self._purse.empty:
             self._rest(slots)
             return [None] * len(slots)
@@ -222,8 +231,12 @@ class Controller:
         choice = PLAIN if alone else self._held.find(self._held.question(slots))
         if choice is None:
             return None
+        drafts = choice.member >= 0 and choice.k
+        if not (drafts or probed or alone) and self._round >= self._resting:
+            self._held.drop()  # what was waited for may be tried
+            return None
         self._now = choice
-        if choice.member < 0 or not choice.k:
+        if not drafts:
             self._rest(slots)
             return [None] * len(slots)
         most = min(choice.k, self.members[choice.member].most)
@@ -265,14 +278,13 @@ class Controller:
             began = self._held.begin()
             self._learn()
             choice, picks = self._choose(asks, crowded)
-            if choice is None:
-                self._held.drop()
-            else:
-                self._held.keep(question, choice, began)
+            self._held.keep(question, choice, began)
         else:
             picks = self._assign(asks, choice)
-        self._now = choice or PLAIN
-        if choice is not None:
+        self._now = choice
+        if picks is None:  # something is tried in this round
+            self._now, picks = PLAIN, self._trial(asks)
+        else:
             self._count_looks({i for a in asks for i in a.offers}, choice.gain)
             if not any(picks):
                 self._rest([a.slot for a in asks])
@@ -292,17 +304,19 @@ class Controller:
 
     def _choose(
         self, asks: Sequence[Ask], crowded: bool
-    ) -> tuple[Choice | None, list[Pick | None]]:
-        """The same; with what can be held."""
+    ) -> tuple[Choice, list[Pick | None] | None]:
+        """The same, None if something else is to be tried in this round; with what can be held."""
         self._batch = n = len(asks)
         self._resting, self._timing = 0, False
-        plain: list[Pick | None] = [None] * n
         if not self._asked:
-            return None, plain
+            return PLAIN, [None] * n
         each = self._value(asks, crowded)
         tokens, rows = self._instants(asks)
         looked = any(a.offers for a in asks)
-        seconds = self._prices.rest(rows, n)
+        if looked:
+            seconds = self._prices.rest(rows, n)
+        else:
+            seconds = np.full(self.most + 1, self._prices.plain(n))
         whole = each.sum()
         unaided = np.where(self._ks == 0, whole, 0.0)
         options = [Option(-1, whole + each @ (tokens - 1), seconds, unaided)]
@@ -318,17 +332,36 @@ class Controller:
             gain = max(0.0, best - without) / (pace * max(float(seconds[0]), 1e-9))
             seconds[0] += self._prices.compared(n)  # what is not taken is compared with the text
         member, k, speed = self._best(options, pace, bool((tokens > 1).any()))
-        probe = self._probe(asks, options, member, k, speed)
+        tried = self._try(asks, options, member, k, speed)
+        if self._opened:
+            self._vain = not k
+        self._opened = False
+        self._chosen, self._lost, self._more, self._since = (member, k), 0.0, 0.0, 0
+        choice = Choice(member, k, gain, *self._expected(asks, each, options, member, k))
+        return choice, None if tried else self._assign(asks, choice)
+
+    def _trial(self, asks: Sequence[Ask]) -> list[Pick | None]:
+        """The picks of a probe, or of plain decoding that is to be timed."""
+        picks: list[Pick | None] = [None] * len(asks)
+        probe = self._probes.now
         if probe is not None:
             for b in probe.sequences:
                 wanted = self.most if self._fixed else probe.k
                 length = min(wanted, asks[b].budget, self.members[probe.member].most)
-                plain[b] = Pick(probe.member, length, _kind(asks[b]))
-            return None, plain
-        self._chosen, self._lost, self._more, self._since = (member, k), 0.0, 0.0, 0
+                picks[b] = Pick(probe.member, length, _kind(asks[b]))
+        return picks
+
+    def _expected(
+        self, asks: Sequence[Ask], each: Floats, options: Sequence[Option], member: int, k: int
+    ) -> tuple[float, float]:
+        """The seconds of plain decoding that a round of this choice saves, and how much that
+        varies: their standard deviation."""
         saves = next(float(o.saved[k]) for o in options if o.member == member)
-        choice = Choice(member, k, gain, saves)
-        return choice, self._assign(asks, choice)
+        if member < 0 or not k:
+            return saves, 0.0
+        gains = [self._estimates.tokens(a.slot, member, _kind(a)) for a in asks]
+        each = each * np.sqrt([variance(g, k) for g in gains])
+        return saves, math.sqrt(each @ each)
 
     def _assign(self, asks: Sequence[Ask], choice: Choice) -> list[Pick | None]:
         """Who drafts for each sequence: the model that was chosen, or who promises more without
@@ -367,7 +400,7 @@ class Controller:
         if self._purse.empty:
             self._pause_for(slots, self._purse.rounds(plain))
             return
-        rounds = self._probes.rest(plain)
+        rounds = self._probes.rest(self._round, plain)
         due = [max(0, self._until_look(i) - 1) for i in self._instant]
         if self._asked < self.most:  # other sequences follow of whom more can be asked
             rounds = min(rounds, self._asked)
@@ -388,8 +421,11 @@ class Controller:
         """
         n = len(asks)
         plain = self._prices.plain(n) or 1.0
+        if n == 1:
+            self._worths[asks[0].slot] = plain
+            return np.array([plain])
         each = np.full(n, plain / n)
-        if n > 1 and not crowded:
+        if not crowded:
             left = np.array([float(a.left) for a in asks])
             last = np.exp((left - left.max()) / max(_NEAR[0], _NEAR[1] * float(left.max())))
             more = max(0.0, plain - self._prices.plain(1)) / (n - 1)
@@ -461,10 +497,10 @@ class Controller:
             member, k = -1, 0
         return member, k, float(of[member].speeds[k])
 
-    def _probe(
+    def _try(
         self, asks: Sequence[Ask], options: Sequence[Option], member: int, k: int, speed: float
-    ) -> Probe | None:
-        """What to try instead of the best choice, if there is time for it."""
+    ) -> bool:
+        """Whether to try something instead of the best choice, as there is time for it."""
         n = len(asks)
         plain = float(options[0].alone[0])
         lost = float(options[0].seconds[0]) - plain / speed
@@ -472,7 +508,7 @@ class Controller:
         if k and not self._fixed and self._probes.time_plain(self._round, n, counted, lost):
             self._pause_for([a.slot for a in asks], _PLAIN_FIRST)
             self._timing, self._probes.now = True, None
-            return None
+            return True
         found = []
         for option in options[1:]:
             m = option.member
@@ -483,7 +519,7 @@ class Controller:
             every = float(option.seconds[1]) - plain / speed
             one = every - float(self._prices.draft(m, n)[1] - self._prices.draft(m, 1)[1])
             found.append(Candidate(m, lags, one, every, self._prices.reading[m].value))
-        return self._probes.choose(self._round, found, speed)
+        return self._probes.choose(self._round, found, speed) is not None
 
     def _count_looks(self, looked: set[int], gain: float) -> None:
         """By how much looks at these have raised the best rate."""
@@ -505,6 +541,8 @@ class Controller:
         """A proposal was judged, or the text has shown what would have become of it."""
         self._news.append(told)
         i = told.member
+        if told.accepted:
+            self._vain = False
         if self.members[i].instant and self._pays(i, told.accepted) and i not in self._let_down:
             self._eager.add(i)
 
@@ -526,16 +564,15 @@ class Controller:
         if plain and not self._fixed:
             self._purse.spent(spent.seconds - spent.reading, saved, plain)
             self._lost += spent.seconds - spent.reading - saved
-            if self._purse.empty or self._lost > plain or self._surprised(saved, plain, len(picks)):
+            if self._purse.empty or self._lost > _LOST * plain or self._surprised(saved):
                 self._held.drop()
 
-    def _surprised(self, saved: float, plain: float, batch: int) -> bool:
+    def _surprised(self, saved: float) -> bool:
         """Whether a model's drafts are accepted as nobody expected, after one more round."""
         if self._now.member < 0:
             return False
         self._more, self._since = self._more + saved - self._now.saves, self._since + 1
-        noise = self._now.k / 2 * plain * math.sqrt(self._since / batch)
-        return abs(self._more) > _SURPRISE * noise
+        return abs(self._more) > _SURPRISE * self._now.varies * math.sqrt(self._since)
 
     def read(self, member: int, tokens: int, seconds: float) -> None:
         """A drafter has read what it lacked of a text."""

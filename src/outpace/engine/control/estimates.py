@@ -135,7 +135,8 @@ class Estimates:
 
     def _by_k(self, alpha: Sequence[float]) -> Floats:
         gains = expected(alpha[: self._most])
-        return np.pad(gains, (0, self._most + 1 - len(gains)), mode="edge")
+        more = self._most + 1 - len(gains)
+        return np.append(gains, [gains[-1]] * more) if more else gains
 
     def _places(self, key: Key, member: int, kind: int, young: bool) -> list[_Place]:
         """Where evidence of such a round is kept: of all first, of those most like it last."""

@@ -24,12 +24,14 @@ Question = tuple[tuple[int, ...], int]
 
 class Choice(NamedTuple):
     """A drafter with a model or none (-1), how far, by how much looks at drafters without a model
-    have raised its rate, and the seconds of plain decoding that a round is expected to save."""
+    have raised its rate, and the seconds of plain decoding that a round is expected to save, with
+    their standard deviation."""
 
     member: int
     k: int
     gain: float = 0.0
     saves: float = 0.0
+    varies: float = 0.0
 
 
 PLAIN = Choice(-1, 0)

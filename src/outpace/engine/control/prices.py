@@ -40,6 +40,7 @@ class Prices:
         self.look = [Mean() for _ in members]
         self.reading = [Mean() for _ in members]
         self._compared: dict[int, float] = {}
+        self._plains: dict[int, tuple[int, float]] = {}  # measurements before, and seconds
         self.rounds = [0] * len(members)
         self.seconds = 0.0
 
@@ -51,7 +52,12 @@ class Prices:
     def plain(self, batch: int) -> float:
         """Of a round of plain decoding: nothing that was drafted has a part in it, as long as any
         was timed."""
-        return self._plain.one(batch, 1) if self._plain.measured else self._rest.one(1, batch)
+        times = self._plain if self._plain.measured else self._rest
+        held = self._plains.get(batch)
+        if held is None or held[0] != times.measured:
+            seconds = times.one(batch, 1) if times is self._plain else times.one(1, batch)
+            held = self._plains[batch] = times.measured, seconds
+        return held[1]
 
     def plain_rounds(self, batch: int | None = None) -> int:
         """How often one was timed; by default of any batch."""
@@ -83,7 +89,8 @@ class Prices:
         if begun is not None and begun.measured:
             return begun.at(rows, batch, HOPE)
         plain = self.plain(batch)
-        found: Floats = np.where(rows > 1, self._rest.at(rows, batch, HOPE).clip(plain), plain)
+        found = np.maximum(self._rest.at(rows, batch, HOPE), plain)
+        found[rows <= 1] = plain
         return found
 
     def rows(self, member: int) -> Floats:

@@ -36,6 +36,10 @@ _GAP = 6
 _REST = 256
 """Rounds, at most, before it is thought about again."""
 
+_LATER = 1.25
+"""Times as long as it should take until there is credit is waited for it: who comes too early has
+thought in vain."""
+
 _STALE = 400
 """Rounds after which a plain one is timed again; the first times sooner."""
 
@@ -73,6 +77,10 @@ class Probe:
     reached: int = 0
     passed: int = 0
 
+    @property
+    def failed(self) -> bool:
+        return 2 * self.passed <= self.reached
+
 
 @dataclass(slots=True)
 class Probes:
@@ -88,7 +96,7 @@ class Probes:
     now: Probe | None = None
     _credit: float | None = None
     _gains: float = 0.0  # more of it, for probes instead of plain decoding
-    _next: list[tuple[float, int]] = field(default_factory=list)  # what they lack: see `rest`
+    _needs: dict[int, float] = field(default_factory=dict)  # seconds that their probes would lose
     _last: dict[int, int] = field(default_factory=dict)  # round of each drafter's last probe
     _timed: dict[int, int] = field(default_factory=dict)  # of the last plain one of so many
 
@@ -115,34 +123,46 @@ class Probes:
     def choose(self, round_: int, candidates: Sequence[Candidate], speed: float) -> Probe | None:
         """The next probe, if there is credit for one: of who was probed longest ago."""
         before, self.now = self.now, None
+        least = {
+            c.member: min((lag, b) for b, lag in enumerate(c.lags) if lag is not None)
+            for c in candidates
+        }
+        self._needs = {c.member: c.one + least[c.member][0] * c.reading for c in candidates}
         if before is not None and round_ - self._last[before.member] > 1:
             before = None
         if self._credit is None:  # of the first round nothing is known
             return None
         credit = self._credit + (self._gains if speed < _PLAIN else 0)
         for c in candidates:
-            if before is None or c.member != before.member or 2 * before.passed <= before.reached:
+            if before is None or c.member != before.member or before.failed:
                 continue
             able = {b for b, lag in enumerate(c.lags) if lag is not None}
             sequences = [b for b in before.sequences if b in able]
             if credit >= 0 and sequences:
                 return self._begin(round_, Probe(c.member, 2, _all(c, credit) or sequences, speed))
-        self._next = []
         for c in sorted(candidates, key=lambda c: self._last.get(c.member, -_GAP)):
-            lag, b = min((lag, b) for b, lag in enumerate(c.lags) if lag is not None)
             waited = round_ - self._last.get(c.member, -_GAP)
-            lacking = c.one + lag * c.reading - credit
-            if waited >= _GAP and lacking <= 0:
-                return self._begin(round_, Probe(c.member, 1, _all(c, credit) or [b], speed))
-            self._next.append((max(0.0, lacking), _GAP - waited - 1))
+            if waited >= _GAP and self._needs[c.member] <= credit:
+                sequences = _all(c, credit) or [least[c.member][1]]
+                return self._begin(round_, Probe(c.member, 1, sequences, speed))
         return None
 
-    def rest(self, plain: float) -> int:
+    def over(self) -> bool:
+        """Whether there was a probe in the round before that has failed, or none."""
+        if self.now is not None and not self.now.failed:
+            return False
+        self.now = None
+        return True
+
+    def rest(self, round_: int, plain: float) -> int:
         """Plain rounds, of so many seconds, before a probe is due for which there is credit."""
         if self._credit is None or self.now is not None:
             return 0
-        waits = [max(gap, int(lacking / (SHARE * plain))) for lacking, gap in self._next]
-        return max(0, min([_REST, *waits]))
+        waits, credit = [_REST], self._credit + self._gains
+        for member, needed in self._needs.items():
+            gap = self._last.get(member, -_GAP) + _GAP - round_ - 1
+            waits.append(max(0, gap, int(_LATER * (needed - credit) / (SHARE * plain))))
+        return min(waits)
 
     def _begin(self, round_: int, probe: Probe) -> Probe:
         self.now, self._last[probe.member] = probe, round_

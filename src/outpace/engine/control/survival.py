@@ -143,3 +143,9 @@ def expected(alpha: Sequence[float]) -> Floats:
         total += reach
         found.append(total)
     return np.array(found)
+
+
+def variance(gains: Floats, k: int) -> float:
+    """Of the tokens that a round of K emits, if by K so many are expected (`expected`)."""
+    mean = gains[k] - 1.0
+    return float(2 * (k * gains[k] - gains[:k].sum()) - mean - mean * mean)

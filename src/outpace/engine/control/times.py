@@ -60,6 +60,10 @@ _KNOWN = 0.05
 _BEGIN, _MOST_TO_BEGIN = 0.5, 4.0
 """Steps that a draft takes to begin with: before that is known, and at most."""
 
+_SOON, _ANEW = 1 / 32, 64
+"""After how many more measurements, as a share of all, and after how many rounds estimates are
+smoothed anew. That takes as long as all else that is done for a choice."""
+
 _GUESS = 1.0
 """Variance of the logarithm of what is expected before anything was measured."""
 
@@ -167,7 +171,9 @@ class Times(ABC):
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
         self._cells: dict[int, dict[int, _Cell]] = {}  # by sequences and size
-        self._walks: dict[tuple[int, int | None], tuple[tuple[int, int], _Walk]] = {}
+        self._walks: dict[tuple[int, int | None], _Walk] = {}
+        self._found: dict[tuple[bytes, int, float], Floats] = {}  # what was asked before
+        self._fresh = 0, 0  # measurements and rounds until which that is as good as new
         self._guess, self._noise = 0.0, _NOISE * _NOISE
         self.measured = 0
         """How often."""
@@ -179,6 +185,7 @@ class Times(ABC):
     def expect(self, seconds: float) -> None:
         """What size 1 may take, before anything was measured."""
         self._guess = seconds
+        self._found.clear()
 
     def add(self, size: int, batch: int, seconds: float) -> None:
         value = math.log(max(seconds, 1e-9))
@@ -191,6 +198,7 @@ class Times(ABC):
             if cells:
                 value = min(value, math.log(max(self.one(size, batch), 1e-9)) + _LONG)
             cells[size] = _Cell(value, (_FIRST if self.measured else _COLD) ** 2, now)
+            self._fresh = 0, 0
         self.measured += 1
 
     def count(self, size: int, batch: int) -> int:
@@ -215,6 +223,19 @@ class Times(ABC):
         Args:
             hope: standard deviations by which it is taken to be better where it is uncertain.
         """
+        now = self._clock()
+        if self.measured >= self._fresh[0] or now >= self._fresh[1]:
+            self._walks.clear()
+            self._found.clear()
+            self._fresh = self.measured + 1 + int(_SOON * self.measured), now + _ANEW
+        asked = sizes.tobytes(), batch, hope
+        found = self._found.get(asked)
+        if found is None:
+            found = self._found[asked] = self._at(sizes, batch, hope)
+        return np.array(found)
+
+    def _at(self, sizes: Floats, batch: int, hope: float) -> Floats:
+        """The same, worked out."""
         others = [b for b in self._cells if b != batch]
         other = min(others, key=lambda b: abs(math.log(b / batch)), default=None)
         seconds = self._expected(sizes, batch, other)
@@ -235,21 +256,22 @@ class Times(ABC):
 
     def _walk(self, batch: int, other: int | None) -> _Walk:
         """Of so many sequences, beside what is expected."""
-        held, now = self._walks.get((batch, other)), (self.measured, self._clock())
-        if held is None or held[0] != now:
+        walk = self._walks.get((batch, other))
+        if walk is None:
+            now = self._clock()
             cells = sorted(self._cells[batch].items())
             sizes = np.array([float(size) for size, _ in cells])
             logs = np.log(np.maximum(self._expected(sizes, batch, other), 1e-9)).tolist()
             seen = [
-                (float(size), cell.value - log, cell.now(now[1]))
+                (float(size), cell.value - log, cell.now(now))
                 for (size, cell), log in zip(cells, logs, strict=True)
             ]
             if other is None and self._guess > 0:
                 first = float(self._shape(np.ones(1), batch)[0])
                 seen.insert(0, (0.0, math.log(self._guess / first), _GUESS))
             walk = _Walk.smoothed(seen, _STEP * batch if self.rows else _STEP)
-            held = self._walks[batch, other] = now, walk
-        return held[1]
+            self._walks[batch, other] = walk
+        return walk
 
 
 class RowTimes(Times):
@@ -273,8 +295,10 @@ class StepTimes(Times):
 
     def add(self, size: int, batch: int, seconds: float) -> None:
         super().add(size, batch, seconds)
+        if self.count(size, batch) not in (_WARM, _WINDOW):
+            return
         known = [(k, c) for k, c in self._cells[batch].items() if c.count >= _WARM]
-        if len(known) > 1 and self.count(size, batch) in (_WARM, _WINDOW):
+        if len(known) > 1:
             steps = np.array([float(k) for k, _ in known])
             weights = np.sqrt([min(c.count, _WINDOW) for _, c in known])
             slope, first = np.polyfit(steps, [math.exp(c.value) for _, c in known], 1, w=weights)
