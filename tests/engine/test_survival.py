@@ -95,13 +95,13 @@ def test_where_sequences_are_all_alike_others_are_trusted_for_longer():
     """Of Beta(a, b) distributed α the best weight of all others is a + b rounds."""
     rng = np.random.default_rng(1)
     alike, apart = chains([0.6] * 200), chains(rng.choice([0.02, 0.98], 200))
-    beta = chains(rng.beta(4.0, 2.0, 2000))
+    beta = chains(rng.beta(12.0, 6.0, 2000))
     assert alike.rho == pytest.approx(0, abs=0.05)
     assert apart.rho > 0.85
-    assert beta.trust(0, 96.0) == pytest.approx(6.0, rel=0.2)
-    assert apart.trust(0, 96.0) == 4.0 < beta.trust(0, 96.0) < alike.trust(0, 96.0) == 8.0
+    assert beta.trust(0, 96.0) == pytest.approx(18.0, rel=0.2)
+    assert apart.trust(0, 96.0) == 12.0 < beta.trust(0, 96.0) < alike.trust(0, 96.0) == 24.0
     assert alike.trust(500, 96.0) < alike.trust(0, 96.0)
-    assert Likeness(1e9).trust(0, 96.0) == pytest.approx(4.0)  # before anything is known
+    assert Likeness(1e9).trust(0, 96.0) == 12.0  # before anything is known
 
 
 def test_expected_tokens_are_the_sum_of_products():
@@ -136,7 +136,7 @@ def test_what_it_shows_itself_soon_outweighs_that():
         estimates.open(slot, 0.0)
     told(estimates, 0, 4, 200)
     told(estimates, 1, 0, 60)
-    assert estimates.tokens(1, 0, 0)[4] < 1.4
+    assert estimates.tokens(1, 0, 0)[4] < 1.7
     assert estimates.tokens(0, 0, 0)[4] > 4
 
 

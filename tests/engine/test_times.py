@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 
 from outpace.engine.control import Pick, Profile, Spent
+from outpace.engine.control import times as cost_times
 from outpace.engine.control.prices import Prices
-from outpace.engine.control.times import HOPE, Mean, RowTimes, StepTimes, Times
+from outpace.engine.control.times import HOPE, Mean, Pace, RowTimes, StepTimes, Times
 
 
 def passes() -> Times:
-    times = RowTimes(lambda: times.measured)
+    times = RowTimes(Pace(lambda: times.measured))
     return times
 
 
 def drafts() -> Times:
-    times = StepTimes(lambda: times.measured)
+    times = StepTimes(Pace(lambda: times.measured))
     return times
 
 
@@ -116,6 +117,23 @@ def test_what_was_measured_long_ago_follows_its_neighbours():
         times.add(3, 1, 20.8)
     assert times.at(sizes(2), 1)[0] > 1.3 * before
     assert passes().count(2, 1) == 0 < times.count(2, 1) == 30
+
+
+def on_an_unsteady_machine() -> float:
+    """A size beside another that takes as long, but mostly runs while the machine is slower."""
+    times, rng = passes(), np.random.default_rng(0)
+    for turn in range(40):
+        slow = turn % 2 == 0
+        for _ in range(30):
+            size = 6 if (rng.random() < 0.8) == slow else 5
+            times.add(size, 1, 10.0 * np.exp(0.25 * slow + 0.05 * rng.standard_normal()))
+    return float(times.one(6, 1) / times.one(5, 1))
+
+
+def test_what_was_measured_while_the_machine_was_slow_does_not_seem_dearer(monkeypatch):
+    assert on_an_unsteady_machine() < 1.04
+    monkeypatch.setattr(cost_times, "_WANDERS", (0.0, 0.0))
+    assert on_an_unsteady_machine() > 1.07
 
 
 def test_other_batches_stand_in():

@@ -144,6 +144,13 @@ class Drafting:
             if looked:
                 clock.lap(f"{LOOK} {min(looked)}")  # what is chosen among, costs that, too
         self._picks = picks
+        if not looked and (m := _one_for_all(picks)) is not None:
+            self._drafted = {(m, c.slot) for c in contexts}
+            self._catch_up(m, contexts, clock)
+            lengths = [pick.k for pick in picks if pick is not None]
+            draft = self.members[m].draft(contexts, lengths, warp, noise(max(lengths)))
+            clock.lap(DRAFT)
+            return draft
         parts: list[tuple[Draft, Sequence[int]]] = []
         for m in sorted({*looked, *(pick.member for pick in picks if pick is not None)}):
             rows = [b for b, pick in enumerate(picks) if pick is not None and pick.member == m]
@@ -181,7 +188,9 @@ class Drafting:
         for m in members:
             member = self.members[m]
             for context in contexts:
-                self._opened(m, context)
+                if m not in (read := self._slots[context.slot].read):
+                    member.open(context, ())
+                    read[m] = len(context.tokens)
             lengths = [min(budget, self.controller.members[m].most) for budget in budgets]
             found[m] = member.draft(contexts, lengths, warp, None)
             tokens = found[m].tokens.tolist()
@@ -206,25 +215,18 @@ class Drafting:
                 lags[m] = late if late > _LATE else 0
         return lags
 
-    def _opened(self, m: int, context: Context) -> bool:
-        """Let a member open a sequence; whether it has not before."""
-        read = self._slots[context.slot].read
-        if m in read:
-            return False
-        self.members[m].open(context, ())
-        read[m] = len(context.tokens)
-        return True
-
     def _catch_up(self, m: int, contexts: Sequence[Context], clock: Clock) -> None:
         """Let a member read what it lacks, timed if it is much."""
-        lacking = 0
+        lacking, reads = 0, self.members[m].reads
         for c in contexts:
-            read = self._slots[c.slot].read
-            late = len(c.tokens) - read.get(m, 0) if self.members[m].reads else 0
-            if not self._opened(m, c) and late > _LATE:
+            read, length = self._slots[c.slot].read, len(c.tokens)
+            late = length - read.get(m, 0) if reads else 0
+            if m not in read:
+                self.members[m].open(c, ())
+            elif late > _LATE:
                 self.members[m].catch_up([c])
             lacking += late if late > _LATE else 0
-            read[m] = len(c.tokens)
+            read[m] = length
         if lacking:
             clock.lap(f"{READ} {m} {lacking}")
 
@@ -313,11 +315,8 @@ class Drafting:
         if self.controller is None:
             return
         looks: dict[int, float] = {}
-        draft = reading = 0.0
+        draft, reading = laps.get(DRAFT, 0.0), 0.0
         for name, seconds in laps.items():
-            if name == DRAFT:
-                draft = seconds
-                continue
             what, *numbers = name.split()
             if what == LOOK:
                 looks[int(numbers[0])] = seconds
@@ -356,6 +355,14 @@ def controller_of(drafter: Drafter, fixed: int | None) -> Controller | None:
         for m in members
     ]
     return Controller(profiles, fixed)
+
+
+def _one_for_all(picks: Sequence[Pick | None]) -> int | None:
+    """Who drafts for all sequences."""
+    first = picks[0]
+    if first is None or any(p is None or p.member != first.member for p in picks):
+        return None
+    return first.member
 
 
 def nothing(batch: int, device: torch.device) -> Draft:

@@ -57,6 +57,9 @@ it is thought about anew."""
 _LOST = 2
 """Plain rounds that may be lost since a choice, beside plain decoding, before that, too."""
 
+_VARY = 32
+"""Of so many rounds of a choice, one drafts a token more or less."""
+
 _NEAR = 8, 0.1
 """Tokens by which two sequences may differ in what is left, and it is open who ends first; or so
 much of it."""
@@ -131,6 +134,7 @@ class Controller:
         self._round = self._resting = 0  # rounds so far, and until when nothing is worth trying
         self._rested: list[float] = []  # seconds of the rounds since then
         self._resters: dict[int, Key] = {}  # who runs in them
+        self._held_rounds = 0  # of drafting
         self._opened = self._vain = False  # a sequence, since the last choice; it was not worth it
         self._saved = self._spent = 0.0  # of late: see `_paced`
         self._timing = False  # whether that is to time plain decoding
@@ -142,6 +146,7 @@ class Controller:
         self._looked = [0] * len(self.members)
         self._last = [0] * len(self.members)  # rounds of the last looks
         self._early: set[int] = set()  # those that are looked at in this round as they are eager
+        self._unaided = 1.0  # times plain decoding's pace, without looks
         self._let_down: set[int] = set()  # those of whom such a look brought nothing
         self._right = [0.0] * len(self.members)  # running means of tokens that were right
         self._eager: set[int] = set()  # those without a model that were right when last judged
@@ -239,8 +244,18 @@ class Controller:
         if not drafts:
             self._rest(slots)
             return [None] * len(slots)
-        most = min(choice.k, self.members[choice.member].most)
+        most = self._varied(choice)
         return [Pick(choice.member, min(most, budget)) if budget else None for budget in budgets]
+
+    def _varied(self, choice: Choice) -> int:
+        """The K of a choice, or a neighbour of it, so that it becomes known what they cost: from
+        one row to the next that may go up or down by more than drafting further brings."""
+        self._held_rounds += 1
+        turn, rest = divmod(self._held_rounds, _VARY)
+        k, most = choice.k, min(self.most, self.members[choice.member].most)
+        if not rest and not self._fixed:
+            k, self._now = (k + 1 if turn % 2 else max(1, k - 1)), PLAIN
+        return min(k, most)
 
     def looks(self) -> list[int]:
         """Drafters without a model that are worth looking at in this round."""
@@ -323,7 +338,7 @@ class Controller:
         for m, profile in enumerate(self.members):
             if not profile.instant:
                 options.append(self._option(m, asks, each, tokens, rows))
-        pace = max(float(_over(o.alone, o.seconds).max()) for o in options)
+        pace = self._unaided = max(float(_over(o.alone, o.seconds).max()) for o in options)
         gain = 0.0
         if looked:
             pace = max(pace, self._pace)
@@ -516,9 +531,15 @@ class Controller:
             if m == member or all_pass.max() <= _LEAVE_PLAIN * speed:
                 continue  # not even if all were accepted
             lags = [a.lags.get(m, 0) if a.budget else None for a in asks]
-            every = float(option.seconds[1]) - plain / speed
-            one = every - float(self._prices.draft(m, n)[1] - self._prices.draft(m, 1)[1])
-            found.append(Candidate(m, lags, one, every, self._prices.reading[m].value))
+            reading, far = self._prices.reading[m].value, 1
+            if n == 1:  # as far as it would draft were it chosen, if that promises to lose less
+                losses = option.seconds[1:] - option.saved[1:] / speed
+                far = int(losses.argmin()) + 1
+                one = every = float(losses[far - 1])
+            else:
+                every = float(option.seconds[1]) - plain / speed
+                one = every - float(self._prices.draft(m, n)[1] - self._prices.draft(m, 1)[1])
+            found.append(Candidate(m, far, lags, one, every, reading))
         return self._probes.choose(self._round, found, speed) is not None
 
     def _count_looks(self, looked: set[int], gain: float) -> None:
@@ -547,14 +568,15 @@ class Controller:
             self._eager.add(i)
 
     def _pays(self, i: int, accepted: int) -> bool:
-        """Whether it seems to pay to look at a drafter again and to take what it proposes."""
+        """Whether it seems to pay to look at a drafter again and to take what it proposes, rather
+        than to do without."""
         n, right = self._batch, self._right
         right[i] += (accepted - right[i]) / (2 * n)
         if accepted < _PAUSE:
             return False
         seconds = self._prices.look[i].value
         seconds += float(self._prices.rest(np.array([right[i] + 1]), n)[0])
-        return (right[i] + 1) * self._prices.plain(n) > seconds
+        return (right[i] + 1) * self._prices.plain(n) > self._unaided * seconds
 
     def spent(self, picks: Sequence[Pick | None], spent: Spent) -> None:
         """What a round took; told after everything else about it."""

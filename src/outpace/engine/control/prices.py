@@ -9,7 +9,7 @@ import numpy as np
 
 from .plan import Pick, Profile, Spent
 from .survival import Floats
-from .times import HOPE, Mean, RowTimes, StepTimes
+from .times import HOPE, Mean, Pace, RowTimes, StepTimes
 
 _FEW = 3
 """Rounds of plain decoding of which the median is taken, not the mean."""
@@ -31,16 +31,17 @@ class Prices:
         self._members = members
         self._ks = np.arange(most + 1, dtype=np.float64)
         self._age = 0  # rounds
-        self._plain = RowTimes(self._clock)  # of single rows, by sequences
-        self._rest = RowTimes(self._clock)
-        self._begun = {i: RowTimes(self._clock) for i, m in enumerate(members) if m.begun}
-        self._draft = [StepTimes(self._clock) for _ in members]
+        self._pace = Pace(self._clock)
+        self._plain = RowTimes(self._pace)  # of single rows, by sequences
+        self._rest = RowTimes(self._pace)
+        self._begun = {i: RowTimes(self._pace) for i, m in enumerate(members) if m.begun}
+        self._draft = [StepTimes(self._pace) for _ in members]
         self._nodes = [self._ks.copy() for _ in members]
         self._sized: set[tuple[int, int]] = set()
         self.look = [Mean() for _ in members]
         self.reading = [Mean() for _ in members]
         self._compared: dict[int, float] = {}
-        self._plains: dict[int, tuple[int, float]] = {}  # measurements before, and seconds
+        self._plains: dict[int, tuple[int, float]] = {}  # measurements before; at an ordinary pace
         self.rounds = [0] * len(members)
         self.seconds = 0.0
 
@@ -56,8 +57,8 @@ class Prices:
         held = self._plains.get(batch)
         if held is None or held[0] != times.measured:
             seconds = times.one(batch, 1) if times is self._plain else times.one(1, batch)
-            held = self._plains[batch] = times.measured, seconds
-        return held[1]
+            held = self._plains[batch] = times.measured, seconds / self._pace.factor
+        return held[1] * self._pace.factor
 
     def plain_rounds(self, batch: int | None = None) -> int:
         """How often one was timed; by default of any batch."""

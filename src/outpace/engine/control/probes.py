@@ -2,9 +2,9 @@
 
 What a probe loses against the best choice is paid from a credit, which grows by a hundredth of
 the time (`SHARE`); instead of plain decoding a tenth of what drafting gained before may be spent,
-too. It drafts one token for all sequences, or for that which it has least to read for, where
-credit is short; if most pass, two in the next round. A plain round that is timed again is paid
-from the credit alone.
+too. For a single sequence it drafts as far as promises to lose least, of several one token for all,
+or for that which it has least to read for, where credit is short; if most pass, more in the next
+round. A plain round that is timed again is paid from the credit alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GAP = 6
 _REST = 256
 """Rounds, at most, before it is thought about again."""
 
-_LATER = 1.25
+_LATER = 1.1
 """Times as long as it should take until there is credit is waited for it: who comes too early has
 thought in vain."""
 
@@ -49,12 +49,14 @@ class Candidate:
     """A drafter that could win.
 
     Attributes:
+        k: tokens that a probe drafts.
         lags: tokens that it would have to read for each sequence; None where it cannot draft.
-        one, every: seconds that a probe of one token loses for a sequence, and for all.
+        one, every: seconds that it loses for a sequence, and for all.
         reading: what reading a token adds.
     """
 
     member: int
+    k: int
     lags: Sequence[int | None]
     one: float
     every: float
@@ -139,12 +141,14 @@ class Probes:
             able = {b for b, lag in enumerate(c.lags) if lag is not None}
             sequences = [b for b in before.sequences if b in able]
             if credit >= 0 and sequences:
-                return self._begin(round_, Probe(c.member, 2, _all(c, credit) or sequences, speed))
+                longer = max(2, c.k)
+                sequences = _all(c, credit) or sequences
+                return self._begin(round_, Probe(c.member, longer, sequences, speed))
         for c in sorted(candidates, key=lambda c: self._last.get(c.member, -_GAP)):
             waited = round_ - self._last.get(c.member, -_GAP)
             if waited >= _GAP and self._needs[c.member] <= credit:
                 sequences = _all(c, credit) or [least[c.member][1]]
-                return self._begin(round_, Probe(c.member, 1, sequences, speed))
+                return self._begin(round_, Probe(c.member, c.k, sequences, speed))
         return None
 
     def over(self) -> bool:

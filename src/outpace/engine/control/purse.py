@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SHARE = 0.015
+SHARE = 0.01
 """Of the time that may be lost."""
 
 _HOLDS = 12, 32

@@ -26,7 +26,7 @@ _LIKE = 0.2, 16.0
 """How much a sequence's rounds are like its round before, at first, and rounds of evidence that
 this counts as."""
 
-_PRIOR = 4.0, 8.0
+_PRIOR = 12.0, 24.0
 """Rounds that outweigh what other sequences have shown, at least and at most."""
 
 _LEAST = 0.002

@@ -1,12 +1,13 @@
 """What the parts of a round cost: estimates of seconds, by size and by sequences.
 
 A cell is a size (rows of the target's pass, or tokens drafted) for so many sequences. Every
-measurement is noisy, the first ones of a size most of all, and machines drift, so that what was
-measured long ago is worth less than what was measured just now. So each cell is filtered
-(Kalman, of logarithms), and cells of neighbouring sizes are smoothed together (Rauch, Tung,
-Striebel 1965), as a walk with small steps around what is expected without them: a shape, or
-what other numbers of sequences have shown. A size that was measured once, and was slow by chance,
-is so believed by its neighbours' standard, and one that is uncertain can be hoped to be better.
+measurement is noisy, the first ones of a size most of all, and much of the noise is common to
+all that runs within some rounds: the machine's pace, which is filtered beside the cells (Kalman,
+of logarithms), so that what was measured while it was slow does not seem dearer. Cells of
+neighbouring sizes are smoothed together (Rauch, Tung, Striebel 1965), as a walk with small steps
+around what is expected without them: a shape, or what other numbers of sequences have shown. A size
+that was measured once, and was slow by chance, is so believed by its neighbours' standard, and one
+that is uncertain can be hoped to be better.
 """
 
 from __future__ import annotations
@@ -38,16 +39,22 @@ _COLD = 1.0
 _LONG = 0.4
 """A measurement counts as no more than so much above what is known, in logarithms."""
 
-_DRIFT = 1e-4
+_DRIFT = 2e-5
 """Variance that an estimate gains with each round in which it is not measured; at most
 `_FORGOTTEN`."""
+
+_WANDERS = 5e-4, 0.02
+"""Variance that the machine's pace gains with each round, and at most."""
+
+_LASTS = 16
+"""Measurements over which its mean is taken, that is expected of what is to come."""
 
 _FORGOTTEN = 0.02
 
 _WINDOW = 16
 """Measurements of a size that its estimate is about at most."""
 
-_STEP = 0.004
+_STEP = 0.008
 """Variance of the step from one size to the next; where rows count, from one row to the next."""
 
 HOPE = 0.5
@@ -85,8 +92,42 @@ class Mean:
 
 
 @dataclass(slots=True)
+class Pace:
+    """The machine's, which wanders: all that runs takes longer for some rounds, and what is
+    measured then must not seem dearer than what is measured later. The logarithm of a factor.
+
+    Args:
+        clock: tells how many rounds there were.
+    """
+
+    clock: Callable[[], int]
+    value: float = 0.0
+    variance: float = 0.0
+    seen: int = 0
+    slow: float = 0.0  # its running mean
+
+    @property
+    def factor(self) -> float:
+        """By which what is to come is expected to take longer."""
+        return math.exp(self.slow)
+
+    def now(self) -> float:
+        """The variance by now."""
+        step, most = _WANDERS
+        return min(self.variance + step * (self.clock() - self.seen), max(most, self.variance))
+
+    def add(self, error: float, spread: float) -> None:
+        """Something took longer than expected, where the variance of that is so much."""
+        before = self.now()
+        self.value += before / spread * error
+        self.slow += (self.value - self.slow) / _LASTS
+        self.variance, self.seen = before * (1 - before / spread), self.clock()
+
+
+@dataclass(slots=True)
 class _Cell:
-    """The logarithm of seconds, its variance, and the round it was last seen in."""
+    """The logarithm of seconds at an ordinary pace, its variance, and the round it was last seen
+    in."""
 
     value: float
     variance: float
@@ -97,14 +138,16 @@ class _Cell:
         """The variance by now."""
         return min(self.variance + _DRIFT * (clock - self.seen), _FORGOTTEN + self.variance)
 
-    def add(self, value: float, clock: int, noise: float) -> float:
+    def add(self, value: float, pace: Pace, noise: float) -> float:
         """Count a measurement with this variance; how far it is from what was known."""
-        before = self.now(clock)
-        error = min(value - self.value, _LONG)
-        gain = before / (before + noise)
-        self.value += max(gain, 1 / _WINDOW) * error
-        self.variance, self.seen = (1 - gain) * before, clock
+        clock = pace.clock()
+        before, wanders = self.now(clock), pace.now()
+        error = min(value - self.value - pace.value, _LONG)
+        spread = before + wanders + noise
+        self.value += max(before / spread, 1 / _WINDOW) * error
+        self.variance, self.seen = (1 - before / spread) * before, clock
         self.count += 1
+        pace.add(error, spread)
         return error
 
 
@@ -161,15 +204,15 @@ class Times(ABC):
     """Seconds by size, for so many sequences.
 
     Args:
-        clock: tells how many rounds there were.
+        pace: the machine's.
     """
 
     rows: ClassVar[bool]
     """Whether as many rows in all take as long whoever they belong to; else as many of each
     sequence do."""
 
-    def __init__(self, clock: Callable[[], int]) -> None:
-        self._clock = clock
+    def __init__(self, pace: Pace) -> None:
+        self._pace, self._clock = pace, pace.clock
         self._cells: dict[int, dict[int, _Cell]] = {}  # by sequences and size
         self._walks: dict[tuple[int, int | None], _Walk] = {}
         self._found: dict[tuple[bytes, int, float], Floats] = {}  # what was asked before
@@ -191,12 +234,13 @@ class Times(ABC):
         value = math.log(max(seconds, 1e-9))
         cells, now = self._cells.setdefault(batch, {}), self._clock()
         if size in cells:
-            error = cells[size].add(value, now, self._noise)
+            error = cells[size].add(value, self._pace, self._noise)
             if cells[size].count > _WARM:
                 self._noise += (max(error * error, _LEAST * _LEAST) - self._noise) / _VARIES
         else:
             if cells:
                 value = min(value, math.log(max(self.one(size, batch), 1e-9)) + _LONG)
+            value -= self._pace.value
             cells[size] = _Cell(value, (_FIRST if self.measured else _COLD) ** 2, now)
             self._fresh = 0, 0
         self.measured += 1
@@ -214,7 +258,7 @@ class Times(ABC):
         """Seconds of one size; by its own measurements, where there are enough."""
         cell = self._cells.get(batch, {}).get(size)
         if cell is not None and cell.count >= _WARM:
-            return math.exp(cell.value)
+            return math.exp(cell.value) * self._pace.factor
         return float(self.at(np.array([float(size)]), batch)[0])
 
     def at(self, sizes: Floats, batch: int, hope: float = 0.0) -> Floats:
@@ -232,7 +276,7 @@ class Times(ABC):
         found = self._found.get(asked)
         if found is None:
             found = self._found[asked] = self._at(sizes, batch, hope)
-        return np.array(found)
+        return found * self._pace.factor
 
     def _at(self, sizes: Floats, batch: int, hope: float) -> Floats:
         """The same, worked out."""
@@ -243,7 +287,7 @@ class Times(ABC):
             walk = self._walk(batch, other)
             seconds *= np.exp(walk.at(sizes) - (hope * walk.doubt(sizes) if hope else 0))
         elif other is None:
-            seconds *= self._guess / float(self._shape(np.ones(1), batch)[0])
+            seconds *= self._guess / self._pace.factor / float(self._shape(np.ones(1), batch)[0])
         return seconds
 
     def _expected(self, sizes: Floats, batch: int, other: int | None) -> Floats:
@@ -289,8 +333,8 @@ class StepTimes(Times):
 
     rows = False
 
-    def __init__(self, clock: Callable[[], int]) -> None:
-        super().__init__(clock)
+    def __init__(self, pace: Pace) -> None:
+        super().__init__(pace)
         self._begin = _BEGIN
 
     def add(self, size: int, batch: int, seconds: float) -> None:
