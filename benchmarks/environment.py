@@ -49,10 +49,11 @@ def _processor() -> str:
     return f"{name}, {os.cpu_count()} cores, {' '.join(wide)}".rstrip(", ")
 
 
-def record(name: str, rows: Any) -> None:
+def record(name: str, rows: Any, show: bool = True) -> None:
     """Write `results/NAME.json` and print it."""
     RESULTS.mkdir(exist_ok=True)
     value = {"environment": environment(), "rows": rows}
     text = json.dumps(value, indent=1)
     (RESULTS / f"{name}.json").write_text(text + "\n")
-    print(text)
+    if show:
+        print(text)

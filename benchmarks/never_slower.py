@@ -24,7 +24,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +142,8 @@ class Bench:
         return spent
 
 
-def grid(bench: Bench) -> list[dict[str, Any]]:
-    o, rows = bench.options, []
+def grid(bench: Bench) -> Iterator[dict[str, Any]]:
+    o = bench.options
     for batch in o.batches:
         for load in o.loads:
             prompts = bench.prompts(load, max(o.prompts, batch))
@@ -155,10 +155,7 @@ def grid(bench: Bench) -> list[dict[str, Any]]:
                     runs |= {f"K={k}": bench.generator(name, k, batch) for k in o.k}
                     spent = bench.seconds(runs, prompts, temperature)
                     row = {"load": load, "temperature": temperature, "batch": batch}
-                    row |= {"drafter": name} | ratios(spent) | choices(runs["auto"])
-                    rows.append(row)
-                    print(row, flush=True)
-    return rows
+                    yield row | {"drafter": name} | ratios(spent) | choices(runs["auto"])
 
 
 def ratios(spent: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -186,8 +183,8 @@ def choices(generator: Generator) -> dict[str, Any]:
     }
 
 
-def best(bench: Bench) -> list[dict[str, Any]]:
-    o, rows = bench.options, []
+def best(bench: Bench) -> Iterator[dict[str, Any]]:
+    o = bench.options
     for load in o.loads:
         prompts = bench.prompts(load, o.prompts)
         for temperature in o.temperatures:
@@ -197,10 +194,7 @@ def best(bench: Bench) -> list[dict[str, Any]]:
                 runs |= {f"K={k}": bench.generator(name, k, 1) for k in FIXED}
                 spent = bench.seconds(runs, prompts, temperature)
                 row = {"load": load, "temperature": temperature, "drafter": name} | ratios(spent)
-                row |= beside_best(spent)
-                rows.append(row)
-                print(row, flush=True)
-    return rows
+                yield row | beside_best(spent)
 
 
 def beside_best(spent: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -218,9 +212,9 @@ def beside_best(spent: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     return {"best": top, "auto/best": round(statistics.fmean(found), 3)}
 
 
-def change(bench: Bench) -> list[dict[str, Any]]:
+def change(bench: Bench) -> Iterator[dict[str, Any]]:
     """From each load to each other one, and from one temperature to another."""
-    o, rows = bench.options, []
+    o = bench.options
     moves = [((a, t), (b, t)) for a in o.loads for b in o.loads if a != b for t in o.temperatures]
     moves += [((a, 1.2), (a, 0.0)) for a in o.loads] + [((a, 0.0), (a, 1.2)) for a in o.loads]
     for name in o.drafters:
@@ -237,10 +231,7 @@ def change(bench: Bench) -> list[dict[str, Any]]:
             median = {run: statistics.median(pace) for run, pace in paces.items()}
             top = min((r for r in median if r != "auto"), key=lambda r: median[r])
             row = {"drafter": name, "from": [load, temperature], "to": [new_load, new]}
-            row |= {"best": top, "auto/best": round(median[top] / median["auto"], 3)}
-            rows.append(row)
-            print(row, flush=True)
-    return rows
+            yield row | {"best": top, "auto/best": round(median[top] / median["auto"], 3)}
 
 
 def _pace(
@@ -258,8 +249,8 @@ def _pace(
     return seconds / (emitted - first)
 
 
-def drafters(bench: Bench) -> list[dict[str, Any]]:
-    o, rows = bench.options, []
+def drafters(bench: Bench) -> Iterator[dict[str, Any]]:
+    o = bench.options
     for load in o.loads:
         prompts = bench.prompts(load, o.prompts)
         for temperature in o.temperatures:
@@ -268,13 +259,10 @@ def drafters(bench: Bench) -> list[dict[str, Any]]:
             runs |= {name: bench.generator(name, "auto", 1) for name in SINGLE}
             spent = bench.seconds(runs, prompts, temperature)
             row = {"load": load, "temperature": temperature} | ratios(spent)
-            row |= beside_best(spent) | choices(runs["auto"])
-            rows.append(row)
-            print(row, flush=True)
-    return rows
+            yield row | beside_best(spent) | choices(runs["auto"])
 
 
-QUESTIONS: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
+QUESTIONS: dict[str, Callable[[Bench], Iterator[dict[str, Any]]]] = {
     "grid": grid,
     "best": best,
     "change": change,
@@ -301,11 +289,13 @@ def main() -> None:
     o.drafters = o.drafters or (GRID if o.question == "grid" else ["DRAFT"])
     o.loads = o.loads or ([*LOADS, TWO_LOADS] if o.question == "grid" else list(LOADS))
     o.temperatures = o.temperatures or ([0.0, 0.8, 1.2] if o.question == "grid" else [0.0, 0.8])
+    rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        rows = QUESTIONS[o.question](Bench(o, Path(scratch)))
-    worst = min(rows, key=lambda row: row.get("auto/best", row.get("auto", 1.0)))
-    print("worst:", worst)
-    record(o.name or f"never-slower-{o.question}", rows)
+        for row in QUESTIONS[o.question](Bench(o, Path(scratch))):
+            rows.append(row)
+            print(row, flush=True)
+            record(o.name or f"never-slower-{o.question}", rows, show=False)
+    print("worst:", min(rows, key=lambda row: row.get("auto/best", row.get("auto", 1.0))))
 
 
 if __name__ == "__main__":
