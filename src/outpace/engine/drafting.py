@@ -188,9 +188,7 @@ class Drafting:
         for m in members:
             member = self.members[m]
             for context in contexts:
-                if m not in (read := self._slots[context.slot].read):
-                    member.open(context, ())
-                    read[m] = len(context.tokens)
+                self._opened(m, context)
             lengths = [min(budget, self.controller.members[m].most) for budget in budgets]
             found[m] = member.draft(contexts, lengths, warp, None)
             tokens = found[m].tokens.tolist()
@@ -215,18 +213,25 @@ class Drafting:
                 lags[m] = late if late > _LATE else 0
         return lags
 
+    def _opened(self, m: int, context: Context) -> bool:
+        """Let a member open a sequence; whether it has not before."""
+        read = self._slots[context.slot].read
+        if m in read:
+            return False
+        self.members[m].open(context, ())
+        read[m] = len(context.tokens)
+        return True
+
     def _catch_up(self, m: int, contexts: Sequence[Context], clock: Clock) -> None:
         """Let a member read what it lacks, timed if it is much."""
-        lacking, reads = 0, self.members[m].reads
+        lacking = 0
         for c in contexts:
-            read, length = self._slots[c.slot].read, len(c.tokens)
-            late = length - read.get(m, 0) if reads else 0
-            if m not in read:
-                self.members[m].open(c, ())
-            elif late > _LATE:
+            read = self._slots[c.slot].read
+            late = len(c.tokens) - read.get(m, 0) if self.members[m].reads else 0
+            if not self._opened(m, c) and late > _LATE:
                 self.members[m].catch_up([c])
             lacking += late if late > _LATE else 0
-            read[m] = length
+            read[m] = len(c.tokens)
         if lacking:
             clock.lap(f"{READ} {m} {lacking}")
 

@@ -43,13 +43,13 @@ _DRIFT = 2e-5
 """Variance that an estimate gains with each round in which it is not measured; at most
 `_FORGOTTEN`."""
 
+_FORGOTTEN = 0.02
+
 _WANDERS = 5e-4, 0.02
 """Variance that the machine's pace gains with each round, and at most."""
 
 _LASTS = 16
 """Measurements over which its mean is taken, that is expected of what is to come."""
-
-_FORGOTTEN = 0.02
 
 _WINDOW = 16
 """Measurements of a size that its estimate is about at most."""
@@ -227,7 +227,7 @@ class Times(ABC):
 
     def expect(self, seconds: float) -> None:
         """What size 1 may take, before anything was measured."""
-        self._guess = seconds
+        self._guess = seconds / self._pace.factor
         self._found.clear()
 
     def add(self, size: int, batch: int, seconds: float) -> None:
@@ -287,7 +287,7 @@ class Times(ABC):
             walk = self._walk(batch, other)
             seconds *= np.exp(walk.at(sizes) - (hope * walk.doubt(sizes) if hope else 0))
         elif other is None:
-            seconds *= self._guess / self._pace.factor / float(self._shape(np.ones(1), batch)[0])
+            seconds *= self._guess / float(self._shape(np.ones(1), batch)[0])
         return seconds
 
     def _expected(self, sizes: Floats, batch: int, other: int | None) -> Floats:
