@@ -539,7 +539,8 @@ class Controller:
             else:
                 every = float(option.seconds[1]) - plain / speed
                 one = every - float(self._prices.draft(m, n)[1] - self._prices.draft(m, 1)[1])
-            found.append(Candidate(m, far, lags, one, every, reading))
+            new = not self._fixed and any(self._estimates.new(m, _kind(a)) for a in asks)
+            found.append(Candidate(m, far, lags, one, every, reading, new))
         return self._probes.choose(self._round, found, speed) is not None
 
     def _count_looks(self, looked: set[int], gain: float) -> None:

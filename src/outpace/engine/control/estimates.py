@@ -18,11 +18,16 @@ from .survival import Floats, Likeness, Survival, expected
 _OWN, _OTHERS = 96.0, 2048.0
 """Tokens after which evidence of a sequence itself, and of all, has faded to 1/e."""
 
-_OF_KINDS = 4.0
-"""Rounds of a kind that outweigh what is known of all kinds."""
+_OF_KINDS = 4.0, 24.0
+"""Rounds of a kind that outweigh what is known of all kinds: of a drafter without a model, for
+which all depends on the match that it found, and of one with a model. Where others draft, that one
+is seen in the few rounds in which it is probed, and what a few bad ones say would keep it out."""
 
 _ROUNDS = 128.0
 """Judged proposals after which what they show of how alike a sequence's rounds are has faded."""
+
+_KNOWN = 16
+"""Rounds of a kind after which a drafter is no longer new to it."""
 
 _YOUNG = 32
 """Tokens that are a sequence's beginning. Later texts repeat themselves more."""
@@ -79,6 +84,7 @@ class Estimates:
         self._shared: dict[_Place, _Table] = {}
         self._priors: dict[_Place, tuple[int, list[float]]] = {}
         self._alike: dict[tuple[int, int], Likeness] = {}  # by member and kind
+        self._judged: dict[tuple[int, int], int] = {}  # rounds, the same
         self._text = self._told = 0  # tokens emitted, proposals judged
 
     def open(self, slot: int, key: Key) -> None:
@@ -114,11 +120,16 @@ class Estimates:
             open_.own[which] = _Table(Survival(most, _OWN), open_.tokens)
         open_.own[which].add(told, open_.tokens)
         open_.gains.pop(which, None)
+        self._judged[which] = self._judged.get(which, 0) + 1
         for place in self._places(open_.key, told.member, told.kind, open_.young):
             if place not in self._shared:
                 self._shared[place] = _Table(Survival(most, _OTHERS), self._text)
             self._shared[place].add(told, self._text)
         self._told += 1
+
+    def new(self, member: int, kind: int) -> bool:
+        """Whether a drafter has hardly been tried in such rounds."""
+        return self._judged.get((member, kind), 0) < _KNOWN
 
     def tokens(self, slot: int, member: int, kind: int) -> Floats:
         """That a round is expected to emit for a sequence, by K: `[K + 1]`."""
@@ -151,7 +162,7 @@ class Estimates:
             every, *others = self._places(*place)
             alpha = self._of(every).alpha()
             for like in others:
-                alpha = self._of(like).alpha(alpha, _OF_KINDS)
+                alpha = self._of(like).alpha(alpha, _OF_KINDS[not self._members[member].instant])
             held = self._priors[place] = self._told, alpha
         return held[1]
 

@@ -1,10 +1,11 @@
 """Probes: rounds that find out about a drafter that is not in use, at a bounded price.
 
 What a probe loses against the best choice is paid from a credit, which grows by a hundredth of
-the time (`SHARE`); instead of plain decoding a tenth of what drafting gained before may be spent,
-too. For a single sequence it drafts as far as promises to lose least, of several one token for all,
-or for that which it has least to read for, where credit is short; if most pass, more in the next
-round. A plain round that is timed again is paid from the credit alone.
+the time (`SHARE`); instead of plain decoding, or on a drafter that has hardly been tried, a tenth
+of what drafting gained before may be spent, too. For a single sequence it drafts as far as promises
+to lose least, of several one token for all, or for that which it has least to read for, where
+credit is short; if most pass, more in the next round. A plain round that is timed again is paid
+from the credit alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SHARE = 0.01
 
 _OF_GAINS = 0.1
 """Of what drafting gains: after it has paid and does not, it is soon found out whether it does
-again."""
+again, and whether another one is better still."""
 
 _FOR_ALL = 1.5
 """Times what a probe for one sequence loses may be lost by one for all."""
@@ -53,6 +54,7 @@ class Candidate:
         lags: tokens that it would have to read for each sequence; None where it cannot draft.
         one, every: seconds that it loses for a sequence, and for all.
         reading: what reading a token adds.
+        new: whether it has hardly been tried.
     """
 
     member: int
@@ -61,6 +63,7 @@ class Candidate:
     one: float
     every: float
     reading: float
+    new: bool = False
 
 
 @dataclass(slots=True)
@@ -70,12 +73,14 @@ class Probe:
     Attributes:
         sequences: which of them it drafts for.
         speed: of the best choice, times plain decoding's.
+        by_gains: whether gains pay for it, too.
     """
 
     member: int
     k: int
     sequences: Sequence[int]
     speed: float
+    by_gains: bool
     reached: int = 0
     passed: int = 0
 
@@ -134,22 +139,28 @@ class Probes:
             before = None
         if self._credit is None:  # of the first round nothing is known
             return None
-        credit = self._credit + (self._gains if speed < _PLAIN else 0)
         for c in candidates:
             if before is None or c.member != before.member or before.failed:
                 continue
             able = {b for b, lag in enumerate(c.lags) if lag is not None}
             sequences = [b for b in before.sequences if b in able]
+            by_gains, credit = self._paid(c, speed)
             if credit >= 0 and sequences:
                 longer = max(2, c.k)
                 sequences = _all(c, credit) or sequences
-                return self._begin(round_, Probe(c.member, longer, sequences, speed))
+                return self._begin(round_, Probe(c.member, longer, sequences, speed, by_gains))
         for c in sorted(candidates, key=lambda c: self._last.get(c.member, -_GAP)):
             waited = round_ - self._last.get(c.member, -_GAP)
+            by_gains, credit = self._paid(c, speed)
             if waited >= _GAP and self._needs[c.member] <= credit:
                 sequences = _all(c, credit) or [least[c.member][1]]
-                return self._begin(round_, Probe(c.member, c.k, sequences, speed))
+                return self._begin(round_, Probe(c.member, c.k, sequences, speed, by_gains))
         return None
+
+    def _paid(self, c: Candidate, speed: float) -> tuple[bool, float]:
+        """Whether gains pay for a probe, too, and what may be paid."""
+        by_gains = c.new or speed < _PLAIN
+        return by_gains, (self._credit or 0.0) + (self._gains if by_gains else 0.0)
 
     def over(self) -> bool:
         """Whether there was a probe in the round before that has failed, or none."""
@@ -194,7 +205,7 @@ class Probes:
             lost = seconds - saved / self.now.speed
             self.count += 1
             self.seconds += lost
-            gains = min(self._gains, max(0.0, lost)) if self.now.speed < _PLAIN else 0.0
+            gains = min(self._gains, max(0.0, lost)) if self.now.by_gains else 0.0
             self._gains -= gains
             self._credit -= lost - gains
 
