@@ -25,14 +25,15 @@ def test_the_draft_beside_the_target_and_past_outputs_are_taken(pair):
     assert generator.engine.controller is not None
 
 
-def test_texts_are_plain_decodings_and_were_drafted(pair):
-    generator, plain = load(pair), load(pair, drafter=None)
+@pytest.mark.parametrize("k", ["auto", 4])
+def test_texts_are_plain_decodings_and_were_drafted(pair, k):
+    generator, plain = load(pair, k=k), load(pair, drafter=None)
     drafted = 0
     for text in (PROMPT, "for i in range(3):", "import os\nimport sys\n") * 2:
         result = generator.generate(text, max_new_tokens=48)
         assert result.token_ids == plain.generate(text, max_new_tokens=48).token_ids
         drafted += result.stats.drafted_rounds
-    assert drafted
+    assert drafted or k == "auto"  # which may find that it does not pay here
     assert sum(generator.engine.stats.drafters.values()) == drafted
     assert plain.engine.drafter is None
 

@@ -182,7 +182,14 @@ class Assembly:
     @property
     def setting(self) -> Setting:
         """What drafters are checked for."""
-        return Setting(self.source, self.tokenizer, self._device, self._compile, self._quantize)
+        return Setting(
+            self.source,
+            self.tokenizer,
+            self._device,
+            self._compile,
+            self._quantize,
+            self._dtype,
+        )
 
     def check(
         self,

@@ -10,6 +10,7 @@ import socket
 import pytest
 from matplotlib import image
 
+from outpace import OptionError
 from outpace.audit.plot import plot
 from outpace.audit.report import Report, Sampled
 from outpace.cli.main import run
@@ -113,6 +114,14 @@ def test_the_members_of_a_cascade_are_enumerated(base, capsys):
     value = json.loads(capsys.readouterr().out)
     assert value["parts"]["exact"]["rounds"] >= 2
     assert value["system"].endswith("drafter ngram+recycling, K = 2, verifier match")
+
+
+def test_rounds_of_any_length_can_be_audited(base, refused, monkeypatch):
+    def load(model, drafter, k, *args, **options):
+        raise OptionError(f"loads with K = {k}")
+
+    monkeypatch.setattr("outpace.cli.common.load_with_bar", load)
+    refused([*base, "-k", "auto"], "loads with K = auto")
 
 
 def test_modes_that_do_not_fit_are_left_out_with_a_reason(base, capsys):
@@ -219,6 +228,7 @@ WRONG = [
     (["--together", "4"], "--together goes with an endpoint"),
     ([*OTHERS, "--drafter", "none", "--prompt-lookup", "3"], "-k says nothing to --prompt-lookup"),
     (SERVED, "-k says nothing to the endpoint"),
+    ([*OTHERS, "-k", "auto"], "give a number"),
     ([*OTHERS, "--target-alone"], "--target-alone is about drafts of outpace"),
     (["--together", "0", "--engine", "http://localhost:1/v1"], "--together"),
     (["--prompt-file", "/no/such/file"], "cannot read"),

@@ -17,7 +17,7 @@ from outpace.cli.main import run
 from outpace.drafters import Setting, SuffixDrafter, parse
 from outpace.drafters import candidates as module
 from outpace.drafters.blueprint import Checkpoint
-from outpace.drafters.candidates import Candidate, blueprint, candidates, free_memory
+from outpace.drafters.candidates import Candidate, blueprint, candidates
 from outpace.drafters.cascade import Cascade
 from outpace.drafters.early_exit import EarlyExitDrafter
 from outpace.errors import CompilerError
@@ -142,7 +142,7 @@ def test_what_could_be_downloaded_is_named(made, tmp_path):
 
 
 def test_on_a_gpu(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "free_memory", lambda device: None)
+    monkeypatch.setattr(module, "memory_of", lambda device: (None, None))
     found = candidates(setting(alone(made, tmp_path), "cuda"))
     assert fitting(found) == ["suffix", "recycling"]
     assert "on cuda" in why(found, "int4")
@@ -161,7 +161,7 @@ def test_what_memory_does_not_hold_is_left_out(made, tmp_path, monkeypatch):
         (sizes[0] + sizes[2], other),
         (sizes[0] + sizes[2] - 1, None),
     ):
-        monkeypatch.setattr(module, "free_memory", lambda device, free=free: free)
+        monkeypatch.setattr(module, "memory_of", lambda device, free=free: (None, free))
         found = candidates(at)
         assert [n for n in fitting(found) if n in (known, other)] == [n for n in [left] if n]
     assert "GB are free on cpu" in why(found, known)
@@ -170,9 +170,19 @@ def test_what_memory_does_not_hold_is_left_out(made, tmp_path, monkeypatch):
     assert fitting(found) == ["suffix"]  # not int4 either
 
 
-def test_free_memory_is_what_the_machine_says():
-    free = free_memory(CPU)
-    assert free is None or 2**20 < free < 2**50
+def test_memory_is_counted_as_the_target_is_kept(made, tmp_path, monkeypatch):
+    target = shutil.copytree(made / "large", tmp_path / "large")
+    shutil.copytree(made / "tiny", tmp_path / "tiny")
+    large, tiny = (inspect_checkpoint(tmp_path / n).weights.parameters for n in ("large", "tiny"))
+    for options, needed in (
+        ({}, 4 * (large + tiny)),
+        ({"dtype": "float16", "compile": False}, 2 * (large + tiny)),
+        ({"quantize": "int4"}, 5 / 8 * large + 4 * tiny),
+    ):
+        for free, fits in ((needed + 1, True), (needed - 1, False)):
+            monkeypatch.setattr(module, "memory_of", lambda device, free=free: (None, free))
+            found = candidates(setting(target, **options))
+            assert (str(tmp_path / "tiny") in fitting(found)) is fits, options
 
 
 def adapter(hidden: int = SMALL["hidden_size"]) -> Adapter:

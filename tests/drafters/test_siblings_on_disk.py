@@ -105,10 +105,14 @@ def test_another_vocabulary(made, tmp_path):
     assert names(found) == []
     assert "the tokenizers differ on 2 of" in why_not(found)["small"]
     assert why_not(found)["tiny"] == "another vocabulary: 90 rows, the target has 320"
-    with pytest.raises(AssertionError, match="tokenizer read"):  # rows alone told so
+    with pytest.raises(ReadError, match="tokenizer read"):  # rows alone told so
         _without_tokenizers(tmp_path)
     shutil.rmtree(tmp_path / "small")
     assert why_not(_without_tokenizers(tmp_path)).keys() == {"tiny"}
+
+
+class ReadError(BaseException):
+    """Not passed over."""
 
 
 def _without_tokenizers(folder: Path):
@@ -116,7 +120,7 @@ def _without_tokenizers(folder: Path):
     tokenizer = load_tokenizer(source)
 
     def refuse(source: Source):
-        raise AssertionError("a tokenizer read")
+        raise ReadError("a tokenizer read")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("outpace.drafters.siblings.load_tokenizer", refuse)
@@ -131,6 +135,7 @@ def _without_tokenizers(folder: Path):
         (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors"),
         (lambda f: [p.unlink() for p in f.glob("tokenizer*")], "has no tokenizer"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), "cannot be read"),
+        (lambda f: change(f / "config.json", num_attention_heads=None), ""),
         (lambda f: change(f / "config.json", model_type="bert"), "not a causal language model"),
         (lambda f: change(f / "config.json", quantization_config={"bits": 4}), "are quantised"),
     ],
@@ -143,6 +148,20 @@ def test_broken_folders_are_passed_over(made, tmp_path, damage, reason):
     assert names(found) == ["tiny"]
     assert reason in why_not(found)["small"]
     assert "\n" not in why_not(found)["small"]
+
+
+def test_what_may_not_be_read_is_passed_over(made, tmp_path, monkeypatch):
+    for name in ("large", "small", "tiny"):
+        shutil.copytree(made / name, tmp_path / name)
+    stat = Path.stat
+
+    def forbidden(self, **options):
+        if "small" in self.parts:
+            raise PermissionError(13, "Permission denied", str(self))
+        return stat(self, **options)
+
+    monkeypatch.setattr(Path, "stat", forbidden)
+    assert "tiny" in names(search(tmp_path / "large", tmp_path / "no cache"))
 
 
 def test_the_cache(made, tmp_path):

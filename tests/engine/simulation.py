@@ -200,7 +200,6 @@ class World:
                 reading,
                 self.measured(rest, ("rest", rows)),
                 rows,
-                emitted,
             )
             controller.spent(picks, spent)
             self.drift()

@@ -18,8 +18,9 @@ from conformance_cases import DRAFTERS, MARKOV, NEAR, PROMPT, V
 from outpace import SamplingParams
 from outpace.drafters import CascadeDrafter, ModelDrafter, NgramDrafter, SuffixDrafter
 from outpace.engine import Engine
-from outpace.engine.control import Ask, Controller, Pick, Profile, controller, probes
+from outpace.engine.control import Ask, Controller, Pick, Profile, Spent, controller, probes
 from outpace.engine.control.estimates import Estimates
+from outpace.engine.control.probes import Probe
 from outpace.engine.control.purse import Purse
 from outpace.engine.control.survival import Survival
 from outpace.types import Independent, Shape
@@ -180,6 +181,8 @@ def test_one_k_for_all_is_not(name, bottomless):
 def test_of_two_that_are_equal_it_stays_with_one(monkeypatch):
     """(1 + α) / (T + d) = (1 + α + α²) / (T + 2d)."""
 
+    monkeypatch.setattr(controller, "_VARY", 10**9)  # what is tried is no change of choice
+
     def changes() -> float:
         shares = []
         for seed in range(3):
@@ -338,6 +341,46 @@ def test_a_look_that_does_not_pay_is_taken_seldom(bottomless):
     assert counts[1] > 0.95  # all but those that time plain decoding
 
 
+def test_rounds_in_which_nobody_may_be_drafted_for_gain_nothing():
+    """And what is told of them does not pile up."""
+    control, n = still(), 8
+    for slot in range(n):
+        control.open(slot, 0.0)
+    while control.rests(n, False):
+        control.rested(target(n))
+    for _ in range(1000):
+        control.sits_out()
+        for slot in range(n):
+            control.emitted(slot, 1)
+        control.spent([None] * n, Spent({}, 0.0, 0.0, target(n), 1))
+    assert len(control._news) < 300
+    control._learn()
+    assert control._pace == pytest.approx(1, rel=0.05)
+
+
+def test_a_probe_ends_where_the_purse_is_empty(monkeypatch):
+    control = still()
+    generate(World(CHEAP, [MODEL], [steady(0.9)]), control)
+    control.open(0, 0.0)
+    for empty in (False, True):
+        monkeypatch.setattr(Purse, "empty", empty)
+        control._probes.now = Probe(0, 2, [0], 1.0, False, reached=2, passed=2)
+        control.again([0], [16])
+        assert (control._probes.now is None) is empty
+
+
+def test_a_model_that_has_no_room_is_not_chosen():
+    control = still()
+    generate(World(CHEAP, [MODEL], [steady(0.9)]), control)
+    control.open(0, 0.0)
+    for lag, drafts in ((0, True), (None, False)):
+        control.again([0], [16])
+        (pick,) = control.choose([Ask(0, 16, 100, {}, {0: lag})])
+        assert (pick is not None) is drafts
+        control.close(0)
+        control.open(0, 0.0)
+
+
 def test_a_drafter_that_could_not_win_is_never_tried():
     machine = Machine(target, [11.0], reading=[0.3])
     members = [Profile("dear", False, 16, 1.1)]
@@ -402,10 +445,10 @@ class NeverSurprised(Controller):
 
 def test_plain_decoding_is_not_held_where_drafting_has_paid_before():
     def bad_start(at, depth):
-        return 0.02 if at < 90 else 0.7
+        return 0.02 if at < 110 else 0.7
 
-    assert after_others(bad_start, Controller, 108, 260) < 1.15
-    assert after_others(bad_start, RestsLong, 108, 260) > 1.2
+    assert after_others(bad_start, Controller, 128, 280) < 1.15
+    assert after_others(bad_start, RestsLong, 128, 280) > 1.3
 
 
 def beside_look_ups() -> tuple[float, float]:
@@ -422,7 +465,7 @@ def beside_look_ups() -> tuple[float, float]:
 def test_what_look_ups_gain_pays_for_finding_out_about_a_model(monkeypatch):
     mean, worst = beside_look_ups()
     assert mean < 1.05
-    assert worst < 1.1
+    assert worst < 1.15
     monkeypatch.setattr(Estimates, "new", lambda self, member, kind: False)
     assert beside_look_ups()[1] > 1.2
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+
+import pytest
 import torch
 
 from outpace import SamplingParams
@@ -14,14 +17,19 @@ from outpace.drafters import (
     RecyclingDrafter,
     certain,
 )
+from outpace.drafters.base import Context
+from outpace.drafters.foreign import SLEMDrafter, TLIDrafter
+from outpace.drafters.translation import Common, Words
 from outpace.engine import Engine
 from outpace.engine.control import Controller, Pick
 from outpace.models import MarkovModel
 from outpace.trees import chain
+from tokenizers_of import letters
 
 V = 12
 TARGET = MarkovModel.random(V, 2, 0, sharpness=2.0)
-CYCLE = MarkovModel(0.9 * torch.eye(V).roll(1, 1).double() + 0.1 / V)
+TURN = 0.9 * torch.eye(V).roll(1, 1).double() + 0.1 / V
+CYCLE = MarkovModel(TURN)
 
 
 class Script(Controller):
@@ -159,20 +167,57 @@ def test_token_recycling_begins_with_nothing_and_gets_somewhere():
 
 
 def test_a_window_stands_where_the_text_is_after_rounds_that_it_sat_out():
-    """Guesses move on with text that came without them."""
-    text = LookaheadDrafter(4, 5, 2)
-    engine = Engine(TARGET, CascadeDrafter([text, NgramDrafter(1)]), max_batch=1)
-    Script(engine, lambda n: Pick(0, 5) if n % 3 == 0 else None)
-    state = None
-    params = SamplingParams(max_new_tokens=60, eos_token_ids=())
-    request = engine.submit([1, 2, 3], params)
-    while engine.busy:
-        engine.step()
-        if request.slot is not None:
-            state = text._states[request.slot]
-            assert state._seen <= len(request.tokens)
-    assert state is not None
-    assert engine.stats.drafters["lookahead"] > 5
+    """Guesses move on with text that came without them; one that takes no notice keeps them."""
+    for deaf in (False, True):
+        drafter, context = LookaheadDrafter(4, 5, 2), Context(0, [1, 2, 3])
+        drafter.start(TARGET, TARGET.new_cache(1, 64))
+        drafter.open(context)
+        state = drafter._states[0]
+        state._rows = deque([0, 1, 2, 3, 4] for _ in state._rows)
+        context.tokens.extend([7, 8])
+        if deaf:
+            state._seen += 2
+        drafter.propose(context, 8)
+        moved = [row[:3] for row in state._rows]
+        assert moved == [[0, 1, 2] if deaf else [2, 3, 4]] * 3
+
+
+NARROW = MarkovModel(0.9 * torch.eye(3).roll(1, 1).double() + 0.1 / 3)
+WIDE = MarkovModel(0.9 * torch.eye(6)[[0, 1, 2, 4, 5, 3]].double() + 0.1 / 6)
+
+
+@pytest.mark.parametrize("way", ["tli", "slem"])
+def test_a_draft_of_another_vocabulary_that_sat_out_reads_on_in_its_own_tokens(way, monkeypatch):
+    """Which are fewer than the target's; and it reads them once."""
+    words = Words(letters("xyzabc"), "target"), Words(letters("abc"), "draft")
+    if way == "tli":
+        drafter = TLIDrafter(NARROW, Common(*words), way)
+    else:
+        drafter = SLEMDrafter(NARROW, *words, way)
+    widths = []
+    forward = NARROW.forward
+
+    def noted(tokens, *args, **options):
+        widths.append(tokens.shape[1])
+        return forward(tokens, *args, **options)
+
+    monkeypatch.setattr(NARROW, "forward", noted)
+    engine = Engine(WIDE, drafter)
+    Script(engine, lambda n: Pick(0, 3) if n < 3 or n > 60 else None)
+    run(engine, [3, 4, 5], 90)
+    assert engine.controller._prices.reading[0].count >= 1
+    assert sum(width > 40 for width in widths) == 1
+    assert engine.stats.accepted > 0.8 * engine.stats.proposed > 0
+
+
+def test_a_model_without_positions_left_is_not_timed():
+    """It would seem to draft in no time."""
+    short = MarkovModel(TURN, context_length=40)
+    engine = Engine(CYCLE, ModelDrafter(short))
+    script = Script(engine, lambda n: Pick(0, 4))
+    run(engine, tokens=100)
+    assert 0 < engine.stats.drafters["draft model"] < engine.stats.rounds / 2
+    assert script._prices.rounds[0] == engine.stats.drafters["draft model"]
 
 
 def test_a_text_is_plain_decodings_whatever_the_script():

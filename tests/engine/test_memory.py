@@ -30,16 +30,20 @@ class Keeping(Engine):
         return self.kept[-1]
 
 
-def growth(kind, requests):
+GOLDEN = 0.618034
+"""Its multiples are temperatures that do not recur."""
+
+
+def growth(kind, requests, k=4):
     """Bytes and objects that the second or the third third of so many requests left behind, what is
     less: what is kept of requests is kept of all, and what is allocated once is not."""
     target, draft = (MarkovModel.random(V, 1, seed) for seed in (0, 1))
-    engine = kind(target, ModelDrafter(draft), 4)
+    engine = kind(target, ModelDrafter(draft), k)
 
     def run(first, last):
         for seed in range(first, last):
             params = SamplingParams(
-                temperature=float(seed % 2), seed=seed, max_new_tokens=2 + seed % 3
+                temperature=seed % 2 * (seed * GOLDEN % 1), seed=seed, max_new_tokens=2 + seed % 3
             )
             engine.submit([1, 2, 3], params)
             while engine.free_slots <= seed % 8 and engine.busy:
@@ -61,8 +65,9 @@ def growth(kind, requests):
     )
 
 
-def test_many_requests_leave_nothing_behind():
-    grown, objects = growth(Engine, 3_000)
+@pytest.mark.parametrize("k", [4, "auto"])
+def test_many_requests_leave_nothing_behind(k):
+    grown, objects = growth(Engine, 3_000, k)
     assert grown < 20_000  # 20 bytes per request
     assert objects < 100
 

@@ -65,7 +65,7 @@ def test_evidence_fades_with_the_text():
 def test_very_long_texts_do_not_overflow():
     found = seen((0.5,), 20_000, memory=10)
     assert found.weight < 1e10
-    assert 0 < found.rounds < 20
+    assert 0 < found.reached[0] / found.weight < 20
     assert 0.1 < found.alpha()[0] < 0.9
 
 

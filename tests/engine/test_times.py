@@ -169,7 +169,7 @@ def told(
     prices: Prices, picks, rows: int, *, draft=0.0, rest=10.0, looks=None, reading=0.0, count=4
 ):
     for _ in range(count):
-        prices.add(picks, Spent(looks or {}, draft, reading, rest, rows, 1))
+        prices.add(picks, Spent(looks or {}, draft, reading, rest, rows))
 
 
 def test_before_a_draft_was_timed_it_costs_what_its_weights_do():

@@ -15,7 +15,7 @@ from outpace import SamplingParams
 from outpace.audit.enumeration import Drafted, round_law
 from outpace.drafters import ModelDrafter, NgramDrafter
 from outpace.engine import Engine
-from outpace.errors import OptionError
+from outpace.errors import ContextLengthError, OptionError
 from outpace.models import MarkovModel
 from outpace.planner import acceptance
 from outpace.planner.acceptance import Acceptance, accepted_by_rank, measure_acceptance
@@ -237,5 +237,7 @@ def test_who_cannot_be_measured_is_told():
     with pytest.raises(OptionError, match="there is no prompt to measure on"):
         measure_acceptance(Engine(TARGET, ModelDrafter(NEAR)), [], **options)
     narrow = MarkovModel(NEAR.table, 4)
-    with pytest.raises(OptionError, match="nothing was drafted for these prompts: give shorter"):
+    with pytest.raises(
+        ContextLengthError, match="nothing was drafted for these prompts: give shorter"
+    ):
         measure_acceptance(Engine(TARGET, ModelDrafter(narrow)), [[1] * 9], **options)

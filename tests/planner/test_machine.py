@@ -10,8 +10,9 @@ from outpace import OptionError
 from outpace.drafters import ModelDrafter, NgramDrafter
 from outpace.engine import Engine
 from outpace.models import MarkovModel
+from outpace.models.loading import memory_of
 from outpace.planner import Added, measure_drafting, measure_machine
-from outpace.planner.machine import cache_bytes, eased, memory_of, spread_of
+from outpace.planner.machine import cache_bytes, eased, spread_of
 from outpace.planner.rounds import FillerDrafter, faster_half, read_seconds, time_rounds
 
 TARGET = MarkovModel.random(5, 2, 0, sharpness=2)

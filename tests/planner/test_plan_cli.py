@@ -77,9 +77,10 @@ def test_commands_are_what_was_found():
     start = "outpace generate -f PROMPT --model some/model --drafter"
     assert command(asked(), one) == f"{start} my/draft -k {one.best.k}"
     assert command(asked(), many) == f"{start} none"
-    options = {"--dtype": "bfloat16", "--quantize": "int8"}
+    options = {"--dtype": "bfloat16", "--quantize": "int8", "--device": None, "--no-compile": ""}
     assert command(asked(**options), hot) == (
-        f"{start} my/draft -k {hot.best.k} --verifier token -t 0.8 --dtype bfloat16 --quantize int8"
+        f"{start} my/draft -k {hot.best.k} --verifier token -t 0.8 --dtype bfloat16 "
+        "--quantize int8 --no-compile"
     )
 
 
@@ -100,6 +101,7 @@ def test_a_plan_that_is_not_to_speculate_says_so(capsys):
         (["--batch", "0"], "batch must be"),
         (["--drafter", "ngrm"], "did you mean 'ngram'"),
         (["--drafter", "none"], "plan measures drafters"),
+        (["--drafter", "auto"], "leave out '-d auto'"),
         (["--drafter", "early-exit:99"], "leaves nothing to verify"),
         (["--prompts", "0"], "at least 1"),
         (["--prompt-file", "/no/such/file"], "cannot read the prompt"),

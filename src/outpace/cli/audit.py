@@ -28,9 +28,11 @@ def audit(
     model: common.Model = "demo",
     drafter: common.DrafterName = None,
     k: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            "-k", "--k", help="Tokens drafted per round; by default the drafter's own, or 4."
+            "-k",
+            "--k",
+            help="Tokens drafted per round, or 'auto'; by default the drafter's own, or 4.",
         ),
     ] = None,
     verifier: Annotated[
@@ -130,7 +132,10 @@ def audit(
         "-k": k,
     }
     _check_engine(engine, drafter, {name for name, value in given.items() if value is not None})
-    k = 4 if k is None and not ours else k
+    drafted = None if k is None else common.draft_length(k)
+    if not ours and isinstance(drafted, str):
+        raise OptionError(f"-k {k} is about rounds of outpace, not {engine}: give a number")
+    drafted = 4 if drafted is None and not ours else drafted
     if not ours and not params.transform_draft:
         raise OptionError(f"--target-alone is about drafts of outpace, not {engine}: leave it out")
     if engine == "transformers":
@@ -157,7 +162,7 @@ def audit(
     name = common.drafter_for(model, drafter, None)
     if not ours and (prompt_lookup is not None or early_exit is not None):
         name = None
-    if ours and (name is None or k == 0):
+    if ours and (name is None or drafted == 0):
         raise OptionError("nothing is drafted, so there is nothing to audit: give --drafter and -k")
 
     def check(assembly: Assembly) -> None:
@@ -168,7 +173,7 @@ def audit(
     generator = common.load_with_bar(
         model,
         name,
-        k,
+        drafted,
         dtype,
         device,
         check=check,
@@ -182,7 +187,8 @@ def audit(
     ids = [generator.tokenizer.encode(text) for text in texts]
     system: Generator | System = generator
     if engine == "transformers":
-        system = _transformers(generator, model, name, k or 0, prompt_lookup, early_exit)
+        most = drafted if isinstance(drafted, int) else 0
+        system = _transformers(generator, model, name, most, prompt_lookup, early_exit)
     elif served_model is not None:
         system = _endpoint(generator, engine, served_model, together or 16)
     scorer, draft = scorers(generator)

@@ -70,12 +70,13 @@ def plan(
     """Measure this machine and your prompts, and say whether and how to speculate."""
     from .plan_report import Asked, asked_dict, print_plan
 
+    flags = {} if compile is None else {"--compile" if compile else "--no-compile": ""}
     asked = Asked(
         model,
         tuple(dict.fromkeys(temperature or (0.0, 0.8))),
         tuple(sorted(set(batch or (1,)))),
         max_new_tokens,
-        {"--dtype": dtype, "--device": device, "--quantize": quantize},
+        {"--dtype": dtype, "--device": device, "--quantize": quantize} | flags,
     )
     texts = _texts(prompt_file, prompts)
     _check(asked, drafter, seconds, picture)
@@ -108,6 +109,7 @@ def _check(
 ) -> None:
     """Whether there is something to plan, before anything is read."""
     from ..drafters import parse
+    from ..engine.checks import AUTO
     from ..pictures import check_path
     from ..types import SamplingParams, check_whole_number
 
@@ -122,6 +124,11 @@ def _check(
     for name in drafters or ():
         if name == "none":
             raise OptionError("plan measures drafters: plain decoding is always compared with")
+        if name == AUTO:
+            raise OptionError(
+                "plan measures drafters one by one: leave out '-d auto' for those that it chooses "
+                "among, or name some"
+            )
         parse(name)
     if picture is not None:
         check_path(picture)

@@ -166,5 +166,5 @@ def command(asked: Asked, advice: Advice) -> str:
     if advice.temperature:
         words += ["-t", f"{advice.temperature:g}"]
     for option, value in asked.options.items():
-        words += [option, value] if value is not None else []
+        words += [] if value is None else [option, value] if value else [option]
     return shlex.join(words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
@@ -186,6 +187,10 @@ class Drafter:
             noise: what tokens are drawn with; None when every sequence is greedy.
         """
         raise NotImplementedError
+
+    def room(self, context: Context) -> int:
+        """Tokens that it has positions for behind a text."""
+        return sys.maxsize
 
     def catch_up(self, contexts: Sequence[Context]) -> None:
         """Read what it lacks of these texts, as it is about to draft; `draft` does so, too."""

@@ -33,6 +33,7 @@ class Setting:
 
     Attributes:
         quantize: what its matrices are kept in, if not in its dtype.
+        dtype: as it was asked for; None is a default.
     """
 
     source: Source
@@ -40,6 +41,7 @@ class Setting:
     device: torch.device
     compile: Compile = "auto"
     quantize: str | None = None
+    dtype: str | torch.dtype | None = None
 
 
 def path_of(text: str) -> Path:

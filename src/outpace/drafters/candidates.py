@@ -6,16 +6,13 @@ among them, or why not. Figures that these lines lean on are in `benchmarks/READ
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from ..errors import OutpaceError, UnsupportedModelError, first_line
-from ..models.loading import check_runner, choose_dtype
+from ..models.loading import check_runner, choose_dtype, memory_of
 from .blueprint import Blueprint, Checkpoint, Setting
 from .cascade import Cascade
 from .early_exit import EarlyExitDrafter, trained_exit
@@ -24,8 +21,8 @@ from .recycling import RecyclingDrafter
 from .siblings import Sibling, known_drafts, siblings
 from .suffix import SuffixDrafter
 
-_INT4_BYTES = 5 / 8
-"""Per parameter: four bits, and a scale of 32 for 32 of them."""
+_KEPT = {"int8": 9 / 8, "int4": 5 / 8}
+"""Bytes per parameter that is kept in fewer bits: with a scale of 32 bits for 32 of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +137,7 @@ def _quantized(setting: Setting, models: Sequence[Candidate]) -> Candidate:
         return Candidate("int4", why)
     try:
         int4().check(setting)
-        reason = _lack(_INT4_BYTES, setting)
+        reason = _lack(_KEPT["int4"], setting)
     except OutpaceError as error:
         reason = first_line(error)
     if reason:
@@ -163,31 +160,21 @@ def _exit(setting: Setting) -> Candidate:
 
 
 def _itemsize(setting: Setting) -> int:
-    """Bytes per parameter that the target will be run in, by default."""
+    """Bytes per parameter of models that are not kept in fewer bits."""
     config = setting.source.config
     stored = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
-    return choose_dtype(None, stored, setting.device).itemsize
+    return choose_dtype(setting.dtype, stored, setting.device).itemsize
 
 
 def _lack(added: float, setting: Setting) -> str:
     """Why there is not enough memory for more bytes per parameter of the target, if so."""
-    free = free_memory(setting.device)
+    _, free = memory_of(setting.device)
     count = setting.source.weights.parameters
-    needed = (_itemsize(setting) + added) * count
+    own = _itemsize(setting) if setting.quantize is None else _KEPT[setting.quantize]
+    needed = (own + added) * count
     if free is None or needed <= free:
         return ""
     return (
         f"with the target it takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free "
         f"on {setting.device}"
     )
-
-
-def free_memory(device: torch.device) -> int | None:
-    """Bytes that can be had on a device; None where that cannot be told."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    if device.type != "cpu" or not os.path.exists("/proc/meminfo"):
-        return None
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    rows = (line.split() for line in lines)
-    return next((int(row[1]) * 1024 for row in rows if row[0] == "MemAvailable:"), None)

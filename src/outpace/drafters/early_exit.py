@@ -91,7 +91,7 @@ class EarlyExitDrafter(OwnDrafter):
         if whole.resumes and self.builder is None:
             self.keeps_states, self.begun = True, self._exit / whole.layers
             self._model_taps = (self._exit - 1,)
-        self._share(whole, cache)
+        self._share(whole, cache, self._exit / whole.layers)
 
     def draft(
         self,

@@ -69,7 +69,20 @@ class ForeignDrafter(ModelDrafter):
     def branch(self, builder: Builder) -> None:
         refuse_tree(self.name)
 
-    def _room(self, context: Context) -> int:
+    def room(self, context: Context) -> int:
+        """As far as the text has been translated."""
+        text = self._texts.get(context.slot)
+        return self.model.context_length - len(context.tokens if text is None else text.ids)
+
+    def catch_up(self, contexts: Sequence[Context]) -> None:
+        for context in contexts:
+            self._prepared(context)
+        self._read_on(self._translated(contexts))
+
+    def _translated(self, contexts: Sequence[Context]) -> list[Context]:
+        return [Context(c.slot, self._texts[c.slot].ids) for c in contexts]
+
+    def _prepared(self, context: Context) -> int:
         """The same, of the text in the draft's tokens: what is fed is what its cache lacks."""
         text, held = self._texts[context.slot], self._held[context.slot]
         same = min(text.extend(context.tokens[text.count :]), len(held))
@@ -82,7 +95,7 @@ class ForeignDrafter(ModelDrafter):
         return room if text.ids else 0
 
     def _missing(self, contexts: Sequence[Context]) -> tuple[list[list[int]], Tensor, Tensor]:
-        return super()._missing([Context(c.slot, self._texts[c.slot].ids) for c in contexts])
+        return super()._missing(self._translated(contexts))
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         return list(tokens)

@@ -103,7 +103,7 @@ class ModelDrafter(Drafter):
         warp: Warp,
         noise: DraftNoise | None,
     ) -> Draft:
-        rooms = [self._room(context) for context in contexts]
+        rooms = [self._prepared(context) for context in contexts]
         budgets = [max(0, min(b, room)) for b, room in zip(budgets, rooms, strict=True)]
         live = [i for i, budget in enumerate(budgets) if budget]
         draw = self._draw if self.builder is None else self._grow
@@ -125,8 +125,7 @@ class ModelDrafter(Drafter):
         rows = [] if read is None else [read[node] for node in commit.path]
         return rows[: rows.index(-1)] if -1 in rows else rows
 
-    def _room(self, context: Context) -> int:
-        """Tokens that the model has positions for behind a context."""
+    def room(self, context: Context) -> int:
         return self.model.context_length - len(context.tokens)
 
     def _draw(
@@ -279,7 +278,15 @@ class ModelDrafter(Drafter):
             computed=block.computed,
         )
 
+    def _prepared(self, context: Context) -> int:
+        """The room behind a context that it is about to draft for."""
+        return self.room(context)
+
     def catch_up(self, contexts: Sequence[Context]) -> None:
+        self._read_on(contexts)
+
+    def _read_on(self, contexts: Sequence[Context]) -> None:
+        """Read what caches lack of these texts, in the model's tokens, if it is much."""
         for c in contexts:
             self._cache.truncate(c.slot, min(self._cache.lengths[c.slot], len(c.tokens) - 1))
             lacking = c.tokens[self._cache.lengths[c.slot] : -1]
@@ -291,7 +298,7 @@ class ModelDrafter(Drafter):
 
         That is one token at least: behind a round that emitted nothing the last is fed again.
         """
-        self.catch_up(contexts)
+        self._read_on(contexts)
         lengths, end = self._cache.lengths, self.model.context_length - 1
         missing = [self._known(c.tokens[lengths[c.slot] :]) for c in contexts]
         width = max(map(len, missing))

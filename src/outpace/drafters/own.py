@@ -35,11 +35,16 @@ class OwnDrafter(ModelDrafter):
         self._model_taps = ()
         self._states = []
 
-    def _share(self, target: Layered, cache: SlotCache) -> None:
-        """Called at the end of `start`."""
+    def _share(self, target: Layered, cache: SlotCache, cost: float) -> None:
+        """Called at the end of `start`.
+
+        Args:
+            cost: what it reads of weights, of what the target reads.
+        """
         self._vocab_size = target.vocab_size
         self._cache = cache
         self._rolls_out = hasattr(self.model, "rollout")
+        self.cost = cost
 
     def open(self, context: Context, features: tuple[Tensor, ...] = ()) -> None:
         pass

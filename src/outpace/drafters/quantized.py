@@ -19,6 +19,7 @@ from ..models.loading import Progress
 from ..models.quantize import QUANTIZATIONS
 from .base import Drafter
 from .blueprint import Setting
+from .model import share_of
 from .own import OTHERS, OwnDrafter, check_layered
 
 
@@ -76,7 +77,7 @@ class QuantizedDrafter(OwnDrafter):
         if target is not self._target:
             self.build(target, lambda what, done, total: None)
         assert isinstance(target, CompiledDecoder)
-        self._share(target, cache)
+        self._share(target, cache, share_of(self.model, target))
 
 
 def int8() -> QuantizedDrafter:

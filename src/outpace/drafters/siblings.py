@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..errors import OutpaceError, first_line
+from ..errors import first_line
 from ..models.checkpoint import read_json
 from ..models.loading import (
     DEMO_DRAFT,
@@ -53,14 +53,12 @@ class Sibling:
         source: its checkpoint, as it was found.
         why: how it was found, in a few words.
         ratio: its parameters over the target's.
-        remarks: of the vocabulary check.
     """
 
     name: str
     source: Source
     why: str
     ratio: float
-    remarks: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -109,7 +107,7 @@ def siblings(
     for place in places[:_INSPECTED]:
         try:
             draft = inspect_checkpoint(place.folder)
-        except OutpaceError as error:
+        except Exception as error:  # whatever lies there is no fault of the target's
             left_out.append((place.name, first_line(error)))
             continue
         ratio = draft.weights.parameters / max(1, source.weights.parameters)
@@ -141,13 +139,11 @@ def _agreeing(
             continue
         draft = sibling.source
         try:
-            remarks = check_vocabularies(tokenizer, load_tokenizer(draft), draft.vocab_size)
-        except OutpaceError as error:
+            check_vocabularies(tokenizer, load_tokenizer(draft), draft.vocab_size)
+        except Exception as error:
             left_out.append((sibling.name, first_line(error)))
             continue
-        found.append(
-            Sibling(sibling.name, draft, sibling.why, sibling.ratio, remarks=tuple(remarks))
-        )
+        found.append(sibling)
     return found
 
 
@@ -179,7 +175,7 @@ def _beside(folder: Path) -> Iterator[tuple[str, Path, str]]:
     if _hub_name(folder):  # there are other revisions of the target
         return
     for path in islice(_folders(folder.absolute().parent), _LISTED):
-        if (path / "config.json").is_file():
+        if os.path.isfile(path / "config.json"):
             shown = path if folder.name in ("", "..") else folder.parent / path.name
             named = str(shown) if len(shown.parts) > 1 else f".{os.sep}{shown}"
             yield named, path, "in a folder beside it"
@@ -202,7 +198,7 @@ def _cached(cache: Path | None, first: Sequence[str]) -> Iterator[tuple[str, Pat
 
 def _folders(parent: Path) -> list[Path]:
     try:
-        return sorted(path for path in parent.iterdir() if path.is_dir())
+        return sorted(path for path in parent.iterdir() if os.path.isdir(path))
     except OSError:
         return []
 
@@ -213,7 +209,7 @@ def _suits(
     """Whether its configuration alone does not rule it out."""
     try:
         reason = _unfit(read_json(place.folder / "config.json"), source, tokenizer)
-    except OutpaceError as error:
+    except Exception as error:
         reason = first_line(error)
     if reason:
         left_out.append((place.name, reason))

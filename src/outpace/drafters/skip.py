@@ -45,8 +45,9 @@ class SkipDrafter(OwnDrafter):
     def start(self, target: LanguageModel, cache: SlotCache) -> None:
         whole = layered(target, self.name)
         self._check(whole.layers)
-        self.model = whole.part([i for i in range(whole.layers) if i not in self._skipped])
-        self._share(whole, cache)
+        layers = [i for i in range(whole.layers) if i not in self._skipped]
+        self.model = whole.part(layers)
+        self._share(whole, cache, len(layers) / whole.layers)
 
 
 def _numbers(text: str) -> list[int]:

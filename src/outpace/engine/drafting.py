@@ -19,12 +19,13 @@ from ..sampling import DraftNoise, Warp
 from ..trees import chain, cut
 from ..types import Draft, PointMass, Tree
 from .clock import Clock
-from .control import Ask, Controller, Pick, Profile, Spent, Told, kind_of
+from .control import Ask, Controller, Pick, Profile, Spent, Told, key_of, kind_of
 
 _LATE = 32
 """Tokens a drafter may lack before it is timed how long it takes to read them."""
 
-LOOK, READ, DRAFT = "look", "read", "draft"
+LOOK, CHOOSE, READ, DRAFT = "look", "choose", "read", "draft"
+"""Laps of a round."""
 
 DrawNoise = Callable[[int], DraftNoise | None]
 """What drafts of so many nodes are drawn with."""
@@ -79,7 +80,7 @@ class Drafting:
         """A sequence begins. Who runs a model reads it when it is to draft."""
         slot = self._slots[context.slot] = _Slot(context, {}, [])
         if self.controller is not None:
-            self.controller.open(context.slot, temperature)
+            self.controller.open(context.slot, key_of(temperature))
         for m, member in enumerate(self.members):
             if self.controller is None or member.taps:
                 member.open(context, self._features(member, features))
@@ -106,6 +107,11 @@ class Drafting:
 
     def sit_out(self, batch: int) -> None:
         """Nobody drafts in this round."""
+        self._begin(batch)
+        if self.controller is not None:
+            self.controller.sits_out()
+
+    def _begin(self, batch: int) -> None:
         self._drafted.clear()
         self._picks = [None] * batch
 
@@ -126,7 +132,7 @@ class Drafting:
             left: tokens that each may still emit.
             crowded: whether others wait for a place.
         """
-        self.sit_out(len(contexts))
+        self._begin(len(contexts))
         if self.controller is None:
             self._drafted = {(0, c.slot) for c in contexts}
             draft = self.members[0].draft(contexts, budgets, warp, noise(max(budgets)))
@@ -141,14 +147,15 @@ class Drafting:
                 for b, (c, budget, rest) in enumerate(zip(contexts, budgets, left, strict=True))
             ]
             picks = self.controller.choose(asks, crowded)
-            if looked:
-                clock.lap(f"{LOOK} {min(looked)}")  # what is chosen among, costs that, too
+            # what is chosen among, costs that, too
+            clock.lap(f"{LOOK} {min(looked)}" if looked else CHOOSE)
         self._picks = picks
         if not looked and (m := _one_for_all(picks)) is not None:
             self._drafted = {(m, c.slot) for c in contexts}
             self._catch_up(m, contexts, clock)
             lengths = [pick.k for pick in picks if pick is not None]
             draft = self.members[m].draft(contexts, lengths, warp, noise(max(lengths)))
+            self._check(draft, range(len(contexts)))
             clock.lap(DRAFT)
             return draft
         parts: list[tuple[Draft, Sequence[int]]] = []
@@ -171,8 +178,16 @@ class Drafting:
                 warp_of = warp.select(rows)
                 drawn = drawn and drawn.select(upload(torch.tensor(rows), warp.device))
             parts.append((self.members[m].draft(own, lengths, warp_of, drawn), rows))
+            self._check(parts[-1][0], rows)
             clock.lap(DRAFT)
         return together(parts, len(contexts), warp.device)
+
+    def _check(self, draft: Draft, rows: Sequence[int]) -> None:
+        """A model that proposes nothing to any, for want of positions, has not drafted: what that
+        took is not what its drafts take."""
+        if self.controller is not None and not any(map(len, draft.trees)):
+            self._picks = [None if b in rows else pick for b, pick in enumerate(self._picks)]
+            self.controller.refused()
 
     def _look(
         self,
@@ -203,12 +218,16 @@ class Drafting:
     def _offers(self, b: int, looked: Mapping[int, Draft]) -> dict[int, Sequence[int]]:
         return {m: _counts(draft.trees[b]) for m, draft in looked.items()}
 
-    def _lags(self, context: Context) -> dict[int, int]:
-        """What those with a model have not read."""
+    def _lags(self, context: Context) -> dict[int, int | None]:
+        """What those with a model have not read; None where they have no room."""
         read = self._slots[context.slot].read
-        lags = {}
+        lags: dict[int, int | None] = {}
         for m, member in enumerate(self.members):
-            if not member.instant and member.reads:
+            if member.instant:
+                continue
+            if member.room(context) <= 0:
+                lags[m] = None
+            elif member.reads:
                 late = len(context.tokens) - read.get(m, 0)
                 lags[m] = late if late > _LATE else 0
         return lags
@@ -315,12 +334,12 @@ class Drafting:
         assert self.controller is not None
         self.controller.rested(seconds)
 
-    def spent(self, laps: Mapping[str, float], whole: float, rows: int, emitted: int) -> None:
+    def spent(self, laps: Mapping[str, float], whole: float, rows: int) -> None:
         """What the round took, in seconds."""
         if self.controller is None:
             return
         looks: dict[int, float] = {}
-        draft, reading = laps.get(DRAFT, 0.0), 0.0
+        draft, choosing, reading = laps.get(DRAFT, 0.0), laps.get(CHOOSE, 0.0), 0.0
         for name, seconds in laps.items():
             what, *numbers = name.split()
             if what == LOOK:
@@ -328,8 +347,8 @@ class Drafting:
             elif what == READ:
                 reading += seconds
                 self.controller.read(int(numbers[0]), int(numbers[1]), seconds)
-        rest = whole - draft - reading - sum(looks.values())
-        self.controller.spent(self._picks, Spent(looks, draft, reading, rest, rows, emitted))
+        rest = whole - choosing - draft - reading - sum(looks.values())
+        self.controller.spent(self._picks, Spent(looks, draft, reading, rest, rows, choosing))
 
 
 def members_of(drafter: Drafter) -> list[Drafter]:

@@ -36,7 +36,7 @@ from .checks import (
 )
 from .clock import Clock
 from .control import Controller
-from .drafting import Drafting, controller_of, nothing
+from .drafting import CHOOSE, READ, Drafting, controller_of, nothing
 from .emission import (
     Emission,
     drafted_paths,
@@ -213,16 +213,19 @@ class Engine:
         scores = self.score(running, draft)
         clock.lap("target")
         emissions = self.verify(running, draft, scores)
-        emitted = self._commit(running, draft, scores, emissions)
+        self._commit(running, draft, scores, emissions)
         laps, whole = clock.laps(), clock.whole()
         scored = laps.pop("target")
         if self._drafting is not None:
             if self._drafting.rests:
                 self._drafting.rested(whole)
             else:
-                self._drafting.spent(laps, whole, draft.tokens.shape[1] + 1, emitted)
+                self._drafting.spent(laps, whole, draft.tokens.shape[1] + 1)
+        read = sum(seconds for name, seconds in laps.items() if name.startswith(READ))
+        drafted = sum(laps.values()) - read - laps.get(CHOOSE, 0.0)
         for stats in (self.stats, *(r.stats for r in running)):
-            stats.spend(sum(laps.values()), scored, whole)
+            stats.spend(drafted, scored, whole - read)
+            stats.prefill_seconds += read
 
     def draft(self, running: list[Request], clock: Clock | None = None) -> Draft:
         """What the drafter proposes for them."""
@@ -360,10 +363,9 @@ class Engine:
         draft: Draft,
         scores: ForwardOutput,
         emissions: list[Emission],
-    ) -> int:
-        """Take what was emitted; how many tokens that is."""
+    ) -> None:
+        """Take what was emitted."""
         commits = []
-        whole = 0
         drafting = None if self._drafting is None or self._drafting.rests else self._drafting
         tops = None if drafting is None else self._tops(draft, scores)
         for b, (request, emission) in enumerate(zip(running, emissions, strict=True)):
@@ -388,7 +390,6 @@ class Engine:
             if drafting is not None:
                 who = drafting.drafter_of(b)
                 drafting.judged(b, request.place, accepted, ended, count)
-            whole += count
             for stats in (request.stats, self.stats):
                 stats.count(proposed, accepted, count, steps, who, ended=ended)
             if request.finish_reason is None:
@@ -402,7 +403,6 @@ class Engine:
                 commits.append(Commit(request.place, path, features, block, top_rows))
         if self._drafting is not None and commits and (drafting is not None or self._taps):
             self._drafting.observe(commits)
-        return whole
 
     def _tops(self, draft: Draft, scores: ForwardOutput) -> Tensor | None:
         """The target's likeliest tokens `[B, N + 1, tops]`, on the host, if the drafter asks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from ctypes import CDLL
@@ -157,6 +158,26 @@ def _check_causal(name: str, raw: dict[str, Any]) -> None:
         raise UnsupportedModelError(
             f"{name} is not a causal language model ({what}): give a decoder-only text model"
         )
+
+
+def memory_of(device: torch.device) -> tuple[int | None, int | None]:
+    """Bytes of memory that a device has, and that are free; None where that cannot be told."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return total, free
+    try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        total = page * os.sysconf("SC_PHYS_PAGES")
+        free = page * os.sysconf("SC_AVPHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None, None
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    return total, free
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:

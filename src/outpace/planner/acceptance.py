@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..drafters import ModelDrafter
 from ..engine import Engine, Request
-from ..errors import OptionError
+from ..errors import ContextLengthError, OptionError
 from ..models.loading import Progress
 from ..models.tokenizer import Tokenizer
 from ..sampling import categorical, residual
@@ -244,7 +244,7 @@ def measure_acceptance(
             if request.failure is not None:
                 raise request.failure
     if not texts:
-        raise OptionError("nothing was drafted for these prompts: give shorter ones")
+        raise ContextLengthError("nothing was drafted for these prompts: give shorter ones")
     return Acceptance([np.stack(text) for text in texts])
 
 

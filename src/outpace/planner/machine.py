@@ -6,19 +6,17 @@ of rows and sequences. What a drafter adds is `drafting`.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..engine import Engine
 from ..models.base import LanguageModel
-from ..models.loading import Progress
+from ..models.loading import Progress, memory_of
 from ..models.tokenizer import Tokenizer
 from ..trees import PassTimes
 from .rounds import REPEATS, FillerDrafter, faster_half, read_seconds, time_rounds
@@ -221,23 +219,3 @@ def cache_bytes(target: LanguageModel) -> float:
     """Bytes of keys and values per token."""
     storage = target.new_cache(1, min(64, target.context_length)).storage
     return sum(t.numel() * t.element_size() / (t.shape[0] * t.shape[1]) for t in storage)
-
-
-def memory_of(device: torch.device) -> tuple[int | None, int | None]:
-    """Bytes of memory that a device has, and that are free; None where that cannot be told."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return total, free
-    try:
-        page = os.sysconf("SC_PAGE_SIZE")
-        total = page * os.sysconf("SC_PHYS_PAGES")
-        free = page * os.sysconf("SC_AVPHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return None, None
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = 1024 * int(line.split()[1])
-    except OSError:
-        pass
-    return total, free

@@ -9,12 +9,12 @@ from typing import Any
 from ..drafters import Blueprint, Drafter, ModelDrafter
 from ..engine import Engine
 from ..engine.checks import check_compatible
-from ..errors import IncompatibleError, OptionError
+from ..errors import ContextLengthError, IncompatibleError, OptionError
 from ..models.base import LanguageModel
 from ..models.loading import Progress
 from ..models.tokenizer import Tokenizer
 from ..trees import StaticBuilder
-from ..types import Rows, Shape
+from ..types import Rows, Shape, check_whole_number
 from ..verifiers import make_verifier
 from .acceptance import measure_acceptance, swapped
 from .costs import measure_costs
@@ -47,7 +47,7 @@ class Wanted:
         temperatures, batches: for which there is to be a plan.
         tokens: that each prompt is continued by.
         trees: whether drafters that run a model are tried with trees, too.
-        seconds: for the grid of passes, roughly.
+        seconds: roughly, for timing passes, and for timing each drafter.
         repeats: rounds of each kind that are timed.
     """
 
@@ -64,6 +64,7 @@ class Wanted:
             raise OptionError("there is no prompt to measure on: give one at least")
         if not self.temperatures or not self.batches:
             raise OptionError("give a temperature and a batch to plan for")
+        check_whole_number("tokens", self.tokens, 8, "tokens behind each prompt")
 
     @property
     def typical(self) -> Sequence[int]:
@@ -95,6 +96,8 @@ def measure(
     Raises:
         OutpaceError: a drafter cannot be built, or nothing fits the context.
     """
+    if not drafters:
+        raise OptionError("there is no drafter to measure: give one at least")
     max_len = wanted.max_len(target)
     if machine is None:
         machine = measure_machine(
@@ -169,12 +172,12 @@ class Surveying:
         if not isinstance(drafter, ModelDrafter) or drafter.builder is not None:
             return None
         most = self._best(chains)
-        if most < 1:
+        if most <= 1:
             return None
         try:
             builder = self._fitted(drafter, temperature)
-        except IncompatibleError:
-            return None  # it takes none
+        except (IncompatibleError, ContextLengthError):
+            return None  # it takes none, or has no room for one
         if builder is None:
             return None
         rule = "traversal"
@@ -223,7 +226,6 @@ class Surveying:
             rule=rule,
             counted={ks[-1]: self.texts(ks[-1], temperature, rule)},
             added=added,
-            instant=self._drafter.instant,
             reading=read_seconds(engine, wanted.typical),
         )
 

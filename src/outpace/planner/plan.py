@@ -112,12 +112,14 @@ class Plan:
         advices: by temperature, then by batch.
         ceilings: by temperature and batch: what the most that was accepted here would give if
             drafting took no time.
+        margin: by which drafting must promise to beat plain decoding.
     """
 
     machine: Machine
     surveys: tuple[Survey, ...]
     advices: tuple[Advice, ...]
     ceilings: Mapping[float, Mapping[int, float]]
+    margin: float = MARGIN
 
     def survey_of(self, option: Option) -> Survey:
         """What an option is taken from."""
@@ -171,7 +173,7 @@ def plan(
             pays = tuple(break_even_of(machine, survey, batch) for _, survey in found)
             advices.append(Advice(temperature, batch, best, options, pays))
         ceilings[temperature] = {b: ceiling(machine, mine, b) for b in machine.batches}
-    return Plan(machine, tuple(surveys), tuple(advices), ceilings)
+    return Plan(machine, tuple(surveys), tuple(advices), ceilings, margin)
 
 
 def best_option(machine: Machine, survey: Survey, batch: int, level: float = 0.95) -> Option:

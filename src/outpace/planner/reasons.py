@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .plan import MARGIN, Advice, Option, Plan
+from .plan import Advice, Option, Plan
 
 
 def reasons(plan: Plan, advice: Advice) -> list[str]:
     """What decided, the recommendation's first."""
-    found = []
+    found, least = [], 1 + plan.margin
     if advice.best is not None:
         found += _chosen(advice.best)
         found += _rules(advice.best, advice.options)
     else:
-        found.append(f"No drafter promises {1 + MARGIN:.2f}x or more: do not speculate.")
+        found.append(f"No drafter promises {least:.2f}x or more: do not speculate.")
     best = advice.best.drafter if advice.best is not None else None
     seen = {best}
     for option, pays in zip(advice.options, advice.break_even, strict=True):
-        if option.drafter not in seen and option.speedup < 1 + MARGIN:
+        if option.drafter not in seen and option.speedup < least:
             found.append(_other(option, pays))
         seen.add(option.drafter)
-    return found + _batches(plan.ceilings[advice.temperature], advice.batch)
+    return found + _batches(plan.ceilings[advice.temperature], advice.batch, least)
 
 
 def name_of(option: Option) -> str:
@@ -74,11 +74,11 @@ def _other(option: Option, pays: tuple[int, float] | None) -> str:
     )
 
 
-def _batches(ceilings: Mapping[int, float], batch: int) -> list[str]:
+def _batches(ceilings: Mapping[int, float], batch: int, least: float) -> list[str]:
     """From which batch on nothing can pay."""
     for size in sorted(ceilings):
         rest = [value for other, value in ceilings.items() if other >= size]
-        if size >= batch and max(rest) < 1 + MARGIN:
+        if size >= batch and max(rest) < least:
             many = "one sequence" if size == 1 else f"{size} sequences at once"
             return [
                 f"From {many} on nothing here would pay, if drafting took no time: at most "

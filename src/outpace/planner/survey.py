@@ -82,7 +82,6 @@ class Survey:
         rule: the verifier's name.
         counted: texts by the K that they were run with.
         added: what it adds to a round.
-        instant: whether it runs no model.
         reading: seconds to read a token of a prompt, the target's reading included.
         tree: what it drafts, if not chains; there is one K then, the depth.
         tree_name: how to ask for that tree.
@@ -93,7 +92,6 @@ class Survey:
     rule: str
     counted: Mapping[int, Sequence[Text]]
     added: Added
-    instant: bool = False
     reading: float = 0.0
     tree: Tree | None = None
     tree_name: str | None = None

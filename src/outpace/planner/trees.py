@@ -148,8 +148,10 @@ def one_round(
     request = engine.submit(prompt, params)
     try:
         engine.admit()
-        draft = engine.draft(engine.running)
-        (emission,) = engine.verify(engine.running, draft, engine.score(engine.running, draft))
+        with engine.fixed(engine.k):  # else it may choose not to draft
+            draft = engine.draft(engine.running)
+            scores = engine.score(engine.running, draft)
+            (emission,) = engine.verify(engine.running, draft, scores)
     finally:
         engine.cancel(request)
     tree = draft.trees[0]

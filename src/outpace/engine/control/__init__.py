@@ -1,7 +1,8 @@
 """Control: who drafts in the next round, and how far."""
 
 from .controller import Controller
+from .estimates import key_of
 from .plan import Ask, Pick, Profile, Spent, Told, kind_of
 from .report import Report
 
-__all__ = ["Ask", "Controller", "Pick", "Profile", "Report", "Spent", "Told", "kind_of"]
+__all__ = ["Ask", "Controller", "Pick", "Profile", "Report", "Spent", "Told", "key_of", "kind_of"]

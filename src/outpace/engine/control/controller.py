@@ -47,6 +47,9 @@ twice as long as the longest before it."""
 _HORIZON = 64
 """Rounds, at most, over which the time to catch up is spread."""
 
+_NEWS = 256
+"""Of what was told, that waits for a choice."""
+
 _PACES = 64
 """Rounds over which the pace is taken."""
 
@@ -134,7 +137,7 @@ class Controller:
         self._round = self._resting = 0  # rounds so far, and until when nothing is worth trying
         self._rested: list[float] = []  # seconds of the rounds since then
         self._resters: dict[int, Key] = {}  # who runs in them
-        self._held_rounds = 0  # of drafting
+        self._drafted = 0  # rounds of a model that was chosen
         self._opened = self._vain = False  # a sequence, since the last choice; it was not worth it
         self._saved = self._spent = 0.0  # of late: see `_paced`
         self._timing = False  # whether that is to time plain decoding
@@ -228,6 +231,7 @@ class Controller:
             if not self._probes.over():
                 self._held.drop()  # it goes on
         if self._purse.empty:
+            self._probes.now = None
             self._rest(slots)
             return [None] * len(slots)
         if any(i in self._eager or self._until_look(i) <= 0 for i in self._instant):
@@ -244,18 +248,30 @@ class Controller:
         if not drafts:
             self._rest(slots)
             return [None] * len(slots)
-        most = self._varied(choice)
-        return [Pick(choice.member, min(most, budget)) if budget else None for budget in budgets]
+        m, k = choice.member, self._varied(choice).k
+        return [Pick(m, min(k, budget)) if budget else None for budget in budgets]
 
-    def _varied(self, choice: Choice) -> int:
-        """The K of a choice, or a neighbour of it, so that it becomes known what they cost: from
+    def _varied(self, choice: Choice) -> Choice:
+        """A choice of a model, or its neighbour, so that it becomes known what that costs: from
         one row to the next that may go up or down by more than drafting further brings."""
-        self._held_rounds += 1
-        turn, rest = divmod(self._held_rounds, _VARY)
+        self._drafted += 1
+        turn, rest = divmod(self._drafted, _VARY)
         k, most = choice.k, min(self.most, self.members[choice.member].most)
         if not rest and not self._fixed:
             k, self._now = (k + 1 if turn % 2 else max(1, k - 1)), PLAIN
-        return min(k, most)
+        return choice._replace(k=min(k, most))
+
+    def sits_out(self) -> None:
+        """Begin a round in which nobody may draft."""
+        self._now = PLAIN
+        if self._probes.now is not None:
+            self._learn()
+            self._probes.now = None
+
+    def refused(self) -> None:
+        """Who was chosen for this round has nothing to propose."""
+        self._now = PLAIN
+        self._held.drop()
 
     def looks(self) -> list[int]:
         """Drafters without a model that are worth looking at in this round."""
@@ -292,14 +308,16 @@ class Controller:
         if choice is None:
             began = self._held.begin()
             self._learn()
-            choice, picks = self._choose(asks, crowded)
+            choice, tried = self._choose(asks, crowded)
             self._held.keep(question, choice, began)
         else:
-            picks = self._assign(asks, choice)
+            tried = False
         self._now = choice
-        if picks is None:  # something is tried in this round
+        if tried:
             self._now, picks = PLAIN, self._trial(asks)
         else:
+            model = choice.member >= 0 and choice.k
+            picks = self._assign(asks, self._varied(choice) if model else choice)
             self._count_looks({i for a in asks for i in a.offers}, choice.gain)
             if not any(picks):
                 self._rest([a.slot for a in asks])
@@ -317,14 +335,12 @@ class Controller:
             most = min(most, depth)
         return _shorter(pick, min(k, most))
 
-    def _choose(
-        self, asks: Sequence[Ask], crowded: bool
-    ) -> tuple[Choice, list[Pick | None] | None]:
-        """The same, None if something else is to be tried in this round; with what can be held."""
+    def _choose(self, asks: Sequence[Ask], crowded: bool) -> tuple[Choice, bool]:
+        """The choice, and whether something else is to be tried in this round."""
         self._batch = n = len(asks)
         self._resting, self._timing = 0, False
         if not self._asked:
-            return PLAIN, [None] * n
+            return PLAIN, False
         each = self._value(asks, crowded)
         tokens, rows = self._instants(asks)
         looked = any(a.offers for a in asks)
@@ -352,8 +368,7 @@ class Controller:
             self._vain = not k
         self._opened = False
         self._chosen, self._lost, self._more, self._since = (member, k), 0.0, 0.0, 0
-        choice = Choice(member, k, gain, *self._expected(asks, each, options, member, k))
-        return choice, None if tried else self._assign(asks, choice)
+        return Choice(member, k, gain, *self._expected(asks, each, options, member, k)), tried
 
     def _trial(self, asks: Sequence[Ask]) -> list[Pick | None]:
         """The picks of a probe, or of plain decoding that is to be timed."""
@@ -387,7 +402,7 @@ class Controller:
         picks: list[Pick | None] = []
         for ask in asks:
             pick, best = None, 1.0
-            if member >= 0:
+            if member >= 0 and ask.lags.get(member, 0) is not None:
                 pick = Pick(member, min(k, self.members[member].most), _kind(ask))
                 best = float(self._estimates.tokens(ask.slot, member, pick.kind)[pick.k])
             if member < 0 or len(asks) > 1:
@@ -467,10 +482,11 @@ class Controller:
         tokens = np.ones_like(instants)
         late = 0
         for b, ask in enumerate(asks):
-            if ask.budget:
+            lag = ask.lags.get(m, 0)
+            if ask.budget and lag is not None:
                 at = np.minimum(self._ks, min(ask.budget, self.members[m].most))
                 tokens[b] = self._estimates.tokens(ask.slot, m, _kind(ask))[at]
-                late += ask.lags.get(m, 0)
+                late += lag
         if not self._fixed:  # what it costs is found out step by step
             tokens[:, max(2 * prices.longest(m, n), _K_FIRST // n, 1) + 1 :] = 1
         alone = each @ tokens
@@ -518,7 +534,7 @@ class Controller:
         """Whether to try something instead of the best choice, as there is time for it."""
         n = len(asks)
         plain = float(options[0].alone[0])
-        lost = float(options[0].seconds[0]) - plain / speed
+        lost = (1 + _PLAIN_FIRST) * (float(options[0].seconds[0]) - plain / speed)
         counted = self._prices.plain_rounds(n)
         if k and not self._fixed and self._probes.time_plain(self._round, n, counted, lost):
             self._pause_for([a.slot for a in asks], _PLAIN_FIRST)
@@ -531,6 +547,8 @@ class Controller:
             if m == member or all_pass.max() <= _LEAVE_PLAIN * speed:
                 continue  # not even if all were accepted
             lags = [a.lags.get(m, 0) if a.budget else None for a in asks]
+            if all(lag is None for lag in lags):
+                continue  # there is no sequence that it could draft for
             reading, far = self._prices.reading[m].value, 1
             if n == 1:  # as far as it would draft were it chosen, if that promises to lose less
                 losses = option.seconds[1:] - option.saved[1:] / speed
@@ -581,9 +599,11 @@ class Controller:
 
     def spent(self, picks: Sequence[Pick | None], spent: Spent) -> None:
         """What a round took; told after everything else about it."""
-        saved, self._earned = self._earned, 0.0
-        self._news.append((picks, spent, saved))
         plain = self._prices.plain(len(picks))
+        saved, self._earned = self._earned if any(picks) else plain, 0.0
+        self._news.append((picks, spent, saved))
+        if len(self._news) > _NEWS:
+            self._learn()
         if plain and not self._fixed:
             self._purse.spent(spent.seconds - spent.reading, saved, plain)
             self._lost += spent.seconds - spent.reading - saved

@@ -36,10 +36,20 @@ _FRESH = 8
 """Judged proposals before what all sequences show is looked up anew."""
 
 Key = float
-"""What acceptance follows from beside the text: the temperature."""
+"""What acceptance follows from beside the text: the temperature, see `key_of`."""
+
+_STEP, _HOTTEST = 0.05, 4.0
+"""Temperatures that are told apart, and from where on they are not."""
 
 _Place = tuple[Key, int, int | None, bool]
 """A drafter's rounds: of a kind or of any, of young sequences or of all."""
+
+
+def key_of(temperature: float) -> Key:
+    """A temperature's: they are few, whatever requests ask for."""
+    if not temperature:
+        return 0.0
+    return max(1, round(min(temperature, _HOTTEST) / _STEP)) * _STEP
 
 
 @dataclass(slots=True)

@@ -36,14 +36,15 @@ class Ask:
         left: tokens that it may still emit.
         offers: of the drafters without a model that were looked at, how many nodes their
             proposal has up to each depth, from 0; `(0,)` where there is none.
-        lags: of the drafters with a model, tokens that they would have to read first.
+        lags: of the drafters with a model, tokens that they would have to read first; None where
+            they cannot draft.
     """
 
     slot: int
     budget: int
     left: int
     offers: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    lags: Mapping[int, int] = field(default_factory=dict)
+    lags: Mapping[int, int | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Spent:
         draft: of the drafter with a model that drafted, if one did; `reading` what it lacked.
         rest: of all else.
         rows: of the target's pass.
-        emitted: tokens, of all sequences.
+        choosing: of the choice, where nobody was looked at for it.
     """
 
     looks: Mapping[int, float]
@@ -94,11 +95,11 @@ class Spent:
     reading: float
     rest: float
     rows: int
-    emitted: int
+    choosing: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return sum(self.looks.values()) + self.draft + self.reading + self.rest
+        return sum(self.looks.values()) + self.choosing + self.draft + self.reading + self.rest
 
 
 def kind_of(depth: int) -> int:

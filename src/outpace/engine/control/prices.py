@@ -130,9 +130,10 @@ class Prices:
             if not self._members[m].instant:
                 self._draft[m].add(k, batch, spent.draft)
                 rest = self._begun.get(m, rest)
-                weight = _PRESENT if (m, k) in self._sized else 1.0
-                self._nodes[m][k] += weight * (spent.rows - 1 - self._nodes[m][k])
-                self._sized.add((m, k))
+                if len(longest) == 1:  # else the rows may be those of others
+                    weight = _PRESENT if (m, k) in self._sized else 1.0
+                    self._nodes[m][k] += weight * (spent.rows - 1 - self._nodes[m][k])
+                    self._sized.add((m, k))
         if spent.rows == 1 and self._plain.measured:
             plain, before = self.plain(batch), self._compared.get(batch, 0.0)
             more = min(spent.rest - plain, plain)

@@ -112,15 +112,16 @@ class Probes:
 
         Args:
             counted: how often it was.
-            lost: seconds.
+            lost: seconds that this loses.
         """
         last = self._timed.get(batch)
-        if last is not None and round_ - last <= min(_STALE, 16 << counted):
+        if last is not None and round_ - last <= min(_STALE, 16 << min(counted, 5)):
             return False
         if self._credit is None or self._credit < lost:
             return False
         self._timed[batch] = round_
         self._credit -= max(0.0, lost)
+        self.seconds += max(0.0, lost)
         return True
 
     def timed(self, round_: int, batch: int) -> None:

@@ -67,11 +67,6 @@ class Survival:
         for depth in range(min(accepted, len(self.accepted))):
             self.accepted[depth] += self.weight
 
-    @property
-    def rounds(self) -> float:
-        """What evidence there is of the first depth, in rounds as new ones count."""
-        return self.reached[0] / self.weight
-
     def alpha(self, prior: Sequence[float] | None = None, trust: float = _TRUST) -> list[float]:
         """α by depth.
 
