@@ -18,7 +18,16 @@ from conformance_cases import DRAFTERS, MARKOV, NEAR, PROMPT, V
 from outpace import SamplingParams
 from outpace.drafters import CascadeDrafter, ModelDrafter, NgramDrafter, SuffixDrafter
 from outpace.engine import Engine
-from outpace.engine.control import Ask, Controller, Pick, Profile, Spent, controller, probes
+from outpace.engine.control import (
+    Ask,
+    Controller,
+    Pick,
+    Profile,
+    Spent,
+    controller,
+    estimates,
+    probes,
+)
 from outpace.engine.control.estimates import Estimates
 from outpace.engine.control.probes import Probe
 from outpace.engine.control.purse import Purse
@@ -247,9 +256,29 @@ def test_without_probes_a_drafter_that_has_become_good_is_missed():
     assert behind_a_change(True, CHEAP, [MODEL], [0.05], [0.85], NeverTries) > 2
 
 
-def test_without_fading_a_drafter_that_has_become_bad_is_not_left(monkeypatch, bottomless):
+def test_what_neither_fades_nor_breaks_off_is_believed_for_long(monkeypatch, bottomless):
+    assert behind_a_change(True, CHEAP, [MODEL], [0.85], [0.4]) < 1.05
     monkeypatch.setattr(Survival, "pass_by", lambda self, tokens: None)
-    assert behind_a_change(True, CHEAP, [MODEL], [0.85], [0.1]) > 1.1
+    monkeypatch.setattr(estimates, "_CHANGED", -np.inf)
+    assert behind_a_change(True, CHEAP, [MODEL], [0.85], [0.4]) > 1.1
+
+
+def behind_a_break() -> float:
+    """Milliseconds per token of 40 that nobody can draft, behind 40 and four texts that go very
+    well, over the best."""
+    paces = []
+    for seed in SEEDS:
+        control = still()
+        generate(World(CHEAP, [MODEL], [steady(0.95)], seed=100 + seed), control, 200, 4)
+        breaks = World(CHEAP, [MODEL], [lambda at, depth: 0.95 if at < 40 else 0.02], seed=seed)
+        paces.append(generate(breaks, control, 80).pace(40, 80) / best_pace(breaks, 40, 80)[0])
+    return float(np.mean(paces))
+
+
+def test_a_streak_that_was_not_to_be_expected_is_believed_at_once(monkeypatch):
+    assert behind_a_break() < 1.25
+    monkeypatch.setattr(estimates, "_CHANGED", -np.inf)
+    assert behind_a_break() > 1.5
 
 
 # --- who drafts -------------------------------------------------------------------------------

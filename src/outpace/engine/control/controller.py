@@ -281,6 +281,8 @@ class Controller:
         self._let_down -= due
         for i in eager | due:
             self._last[i] = self._round
+            if not self._chosen[1]:
+                self._probes.look(self._prices.look[i].value)
         return sorted(eager | due)
 
     def _until_look(self, i: int) -> int:
@@ -295,7 +297,9 @@ class Controller:
         look = self._prices.look[i].value + self._prices.compared(self._batch)
         if self._worth[i] * plain > look:
             return 1
-        return max(_PAUSE, int(look / (_LOOKS * plain)))
+        rare = max(_PAUSE, int(look / (_LOOKS * plain)))
+        # instead of plain decoding it is worth more, and gains pay for it
+        return rare if self._chosen[1] or not self._probes.gains else min(rare, 2 * _PAUSE)
 
     def choose(self, asks: Sequence[Ask], crowded: bool = False) -> Sequence[Pick | None]:
         """Who drafts for each sequence; None is plain decoding.

@@ -7,6 +7,7 @@ is new, and for a sequence that is, what is known of all sequences when they wer
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -32,11 +33,21 @@ _KNOWN = 16
 _YOUNG = 32
 """Tokens that are a sequence's beginning. Later texts repeat themselves more."""
 
+_CHANGED = math.log(1e-3)
+"""A streak of rounds that accept nothing, or all, that is less likely by what was believed shows
+that the text is another one now: what it showed before is forgotten."""
+
+_AWARE = 2.0
+"""Rounds that outweigh what others have shown from then on."""
+
 _FRESH = 8
 """Judged proposals before what all sequences show is looked up anew."""
 
 Key = float
 """What acceptance follows from beside the text: the temperature, see `key_of`."""
+
+_LEAST = 0.01
+"""Nothing is believed to be less likely, or more than the rest."""
 
 _STEP, _HOTTEST = 0.05, 4.0
 """Temperatures that are told apart, and from where on they are not."""
@@ -54,17 +65,47 @@ def key_of(temperature: float) -> Key:
 
 @dataclass(slots=True)
 class _Table:
-    """Evidence, and the text there was when it was last added to."""
+    """Evidence, and the text there was when it was last added to.
+
+    Attributes:
+        last: what was accepted in the last round.
+        believed: tokens by K, as they were last expected.
+        streak: rounds that accepted nothing, or all, of late; `odds` the logarithm of their
+            likelihood.
+        changed: whether one was too unlikely.
+    """
 
     survival: Survival
     text: int
-    last: int = 0  # what was accepted in the last round
+    last: int = 0
+    believed: Floats | None = None
+    streak: list[Told] = field(default_factory=list)
+    odds: float = 0.0
+    changed: bool = False
 
     def add(self, told: Told, text: int) -> None:
         self.survival.pass_by(text - self.text)
         self.text = text
         self.survival.add(told.reached, told.accepted)
         self.last = told.accepted
+
+    def watch(self, told: Told, survival: Survival) -> None:
+        """Begin anew with a streak that was not to be expected."""
+        nothing, everything = not told.accepted, told.accepted == told.reached
+        if self.believed is None or nothing == everything:
+            self.streak, self.odds = [], 0.0
+            return
+        if self.streak and nothing == bool(self.streak[0].accepted):
+            self.streak, self.odds = [], 0.0
+        deepest = min(max(told.accepted, 1), len(self.believed) - 1)
+        reaches = float(self.believed[deepest] - self.believed[deepest - 1])
+        self.odds += math.log(max(1 - reaches if nothing else reaches, _LEAST))
+        self.streak.append(told)
+        if self.odds < _CHANGED:
+            for one in self.streak:
+                survival.add(one.reached, one.accepted)
+            self.survival, self.changed = survival, True
+            self.streak, self.odds = [], 0.0
 
 
 @dataclass(slots=True)
@@ -129,6 +170,7 @@ class Estimates:
         else:
             open_.own[which] = _Table(Survival(most, _OWN), open_.tokens)
         open_.own[which].add(told, open_.tokens)
+        open_.own[which].watch(told, Survival(most, _OWN))
         open_.gains.pop(which, None)
         self._judged[which] = self._judged.get(which, 0) + 1
         for place in self._places(open_.key, told.member, told.kind, open_.young):
@@ -150,8 +192,11 @@ class Estimates:
             own = open_.own.get(which)
             if own is not None:
                 alike = self._alike.get(which) or Likeness(_ROUNDS)
-                alpha = own.survival.alpha(alpha, alike.trust(open_.tokens, _OWN))
+                trust = _AWARE if own.changed else alike.trust(open_.tokens, _OWN)
+                alpha = own.survival.alpha(alpha, trust)
             gains = open_.gains[which] = self._by_k(alpha)
+            if own is not None:
+                own.believed = gains
         return gains
 
     def _by_k(self, alpha: Sequence[float]) -> Floats:

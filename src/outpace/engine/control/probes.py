@@ -95,14 +95,15 @@ class Probes:
 
     Attributes:
         count, seconds: probes so far, and what they have lost.
+        gains: more that may be lost, instead of plain decoding or on somebody new.
         now: the one in this round.
     """
 
     count: int = 0
     seconds: float = 0.0
+    gains: float = 0.0
     now: Probe | None = None
     _credit: float | None = None
-    _gains: float = 0.0  # more of it, for probes instead of plain decoding
     _needs: dict[int, float] = field(default_factory=dict)  # seconds that their probes would lose
     _last: dict[int, int] = field(default_factory=dict)  # round of each drafter's last probe
     _timed: dict[int, int] = field(default_factory=dict)  # of the last plain one of so many
@@ -161,7 +162,7 @@ class Probes:
     def _paid(self, c: Candidate, speed: float) -> tuple[bool, float]:
         """Whether gains pay for a probe, too, and what may be paid."""
         by_gains = c.new or speed < _PLAIN
-        return by_gains, (self._credit or 0.0) + (self._gains if by_gains else 0.0)
+        return by_gains, (self._credit or 0.0) + (self.gains if by_gains else 0.0)
 
     def over(self) -> bool:
         """Whether there was a probe in the round before that has failed, or none."""
@@ -170,11 +171,15 @@ class Probes:
         self.now = None
         return True
 
+    def look(self, seconds: float) -> None:
+        """Look at a drafter without a model instead of plain decoding."""
+        self.gains = max(0.0, self.gains - seconds)
+
     def rest(self, round_: int, plain: float) -> int:
         """Plain rounds, of so many seconds, before a probe is due for which there is credit."""
         if self._credit is None or self.now is not None:
             return 0
-        waits, credit = [_REST], self._credit + self._gains
+        waits, credit = [_REST], self._credit + self.gains
         for member, needed in self._needs.items():
             gap = self._last.get(member, -_GAP) + _GAP - round_ - 1
             waits.append(max(0, gap, int(_LATER * (needed - credit) / (SHARE * plain))))
@@ -201,13 +206,13 @@ class Probes:
             self._credit = _CREDIT[0] * plain
         most = _CREDIT[1] * plain
         self._credit = min(self._credit + SHARE * seconds, most)
-        self._gains = min(self._gains + _OF_GAINS * max(0.0, saved - seconds), most)
+        self.gains = min(self.gains + _OF_GAINS * max(0.0, saved - seconds), most)
         if self.now is not None:
             lost = seconds - saved / self.now.speed
             self.count += 1
             self.seconds += lost
-            gains = min(self._gains, max(0.0, lost)) if self.now.by_gains else 0.0
-            self._gains -= gains
+            gains = min(self.gains, max(0.0, lost)) if self.now.by_gains else 0.0
+            self.gains -= gains
             self._credit -= lost - gains
 
 
