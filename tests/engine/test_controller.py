@@ -417,7 +417,7 @@ def test_a_drafter_that_could_not_win_is_never_tried():
     assert not any(any(picks) for picks in run.picks)
 
 
-def thinking(takes: float, kind=Controller) -> tuple[Controller, list[float]]:
+def thinking(takes: float, kind=Controller, member=MODEL) -> tuple[Controller, list[float]]:
     """A controller that takes so long to choose, and when it did."""
     now, thoughts = [0.0], []
 
@@ -435,7 +435,7 @@ def thinking(takes: float, kind=Controller) -> tuple[Controller, list[float]]:
             now[0] += seconds
             super().rested(seconds)
 
-    return Thinks([MODEL], None, lambda: now[0]), thoughts
+    return Thinks([member], None, lambda: now[0]), thoughts
 
 
 def test_choices_are_held_so_that_thinking_costs_little():
@@ -446,14 +446,15 @@ def test_choices_are_held_so_that_thinking_costs_little():
     assert run.pace(600) / best_pace(world, 0, 600)[0] < 1.08
 
 
-def after_others(alpha, kind, first: int, last: int) -> float:
+def after_others(alpha, kind, first: int, last: int, machine=None, member=None) -> float:
     """Milliseconds per token on a part of a text that follows on ordinary ones, over the best, if
     thinking takes half as long as a plain round."""
     paces = []
     for seed in range(8):
-        control, _ = thinking(5.0, kind)
-        generate(World(CHEAP, [MODEL], [steady(0.7)], seed=100 + seed), control, requests=4)
-        world = World(CHEAP, [MODEL], [alpha], seed=seed)
+        control, _ = thinking(5.0, kind, member or MODEL)
+        playing = machine or CHEAP, [member or MODEL]
+        generate(World(*playing, [steady(0.7)], seed=100 + seed), control, requests=4)
+        world = World(*playing, [alpha], seed=seed)
         paces.append(generate(world, control, last).pace(first, last))
     return float(np.mean(paces)) / best_pace(world, first, last)[0]
 
@@ -503,8 +504,10 @@ def test_what_goes_better_than_expected_is_thought_about_anew():
     def better(at, depth):
         return 0.6 if at < 40 else 0.97
 
-    assert after_others(better, Controller, 64, 240) < 1.3
-    assert after_others(better, NeverSurprised, 64, 240) > 1.4
+    looks = Machine(lambda rows: 10 + 1.5 * rows, [0.0], look=[0.05]), LOOK
+    for last, play in ((240, (CHEAP, MODEL)), (180, looks)):
+        assert after_others(better, Controller, 64, last, *play) < 1.3
+        assert after_others(better, NeverSurprised, 64, last, *play) > 1.4
 
 
 # --- engines ----------------------------------------------------------------------------------

@@ -74,6 +74,15 @@ def test_between_sizes_it_is_between_them_and_beyond_as_the_shape():
     assert passes().at(sizes(1, 2), 1).tolist() == [0, 0]
 
 
+def test_what_a_row_adds_is_found_out():
+    """Else what lies far between two sizes would be taken for a growth by factors."""
+    line = measured(passes(), 4, {1: 14.0, 2: 18.0, 17: 78.0}, count=20)
+    assert line.at(sizes(5, 9), 4) == near(30, 46, within=0.1)
+    assert line.at(sizes(9), 1)[0] == pytest.approx(19, rel=0.15)
+    unknown = measured(passes(), 4, {1: 14.0, 17: 78.0}, count=20)
+    assert unknown.at(sizes(5), 4)[0] < 25
+
+
 def test_what_a_draft_takes_to_begin_with_is_found_out():
     proportional = measured(drafts(), 1, {1: 2.0, 2: 4.0})
     assert proportional.at(sizes(8), 1) == near(16, within=0.1)

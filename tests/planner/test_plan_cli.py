@@ -101,7 +101,7 @@ def test_a_plan_that_is_not_to_speculate_says_so(capsys):
         (["--batch", "0"], "batch must be"),
         (["--drafter", "ngrm"], "did you mean 'ngram'"),
         (["--drafter", "none"], "plan measures drafters"),
-        (["--drafter", "auto"], "leave out '-d auto'"),
+        (["--drafter", "auto"], "name one ('outpace drafters MODEL' lists them), or leave it out"),
         (["--drafter", "early-exit:99"], "leaves nothing to verify"),
         (["--prompts", "0"], "at least 1"),
         (["--prompt-file", "/no/such/file"], "cannot read the prompt"),

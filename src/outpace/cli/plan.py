@@ -109,7 +109,6 @@ def _check(
 ) -> None:
     """Whether there is something to plan, before anything is read."""
     from ..drafters import parse
-    from ..engine.checks import AUTO
     from ..pictures import check_path
     from ..types import SamplingParams, check_whole_number
 
@@ -124,11 +123,6 @@ def _check(
     for name in drafters or ():
         if name == "none":
             raise OptionError("plan measures drafters: plain decoding is always compared with")
-        if name == AUTO:
-            raise OptionError(
-                "plan measures drafters one by one: leave out '-d auto' for those that it chooses "
-                "among, or name some"
-            )
         parse(name)
     if picture is not None:
         check_path(picture)

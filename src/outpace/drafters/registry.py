@@ -145,6 +145,11 @@ def _parse_one(text: str) -> Blueprint:
         return made
     if "/" in text or text in (DEMO_TARGET, DEMO_DRAFT) or _is_path(text):
         return Checkpoint(text)
+    if name == "auto":
+        raise OptionError(
+            "'auto' is no drafter, but a choice among several: name one ('outpace drafters MODEL' "
+            "lists them), or leave it out"
+        )
     near = difflib.get_close_matches(name, names(), 1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names())}"
     raise OptionError(

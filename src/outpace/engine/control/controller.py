@@ -391,11 +391,18 @@ class Controller:
         """The seconds of plain decoding that a round of this choice saves, and how much that
         varies: their standard deviation."""
         saves = next(float(o.saved[k]) for o in options if o.member == member)
-        if member < 0 or not k:
+        if not k:
             return saves, 0.0
-        gains = [self._estimates.tokens(a.slot, member, _kind(a)) for a in asks]
-        each = each * np.sqrt([variance(g, k) for g in gains])
+        spreads = [math.sqrt(variance(g, k)) for g in (self._gains(a, member, k) for a in asks)]
+        each = each * spreads
         return saves, math.sqrt(each @ each)
+
+    def _gains(self, ask: Ask, member: int, k: int) -> Floats:
+        """Tokens by K of the model that was chosen, or of who promises most without one."""
+        if member >= 0:
+            return self._estimates.tokens(ask.slot, member, _kind(ask))
+        found = [self._of_offer(ask, i, counts) for i, counts in ask.offers.items()]
+        return max(found, key=lambda gains: float(gains[k]), default=np.ones(k + 1))
 
     def _assign(self, asks: Sequence[Ask], choice: Choice) -> list[Pick | None]:
         """Who drafts for each sequence: the model that was chosen, or who promises more without
@@ -615,8 +622,8 @@ class Controller:
                 self._held.drop()
 
     def _surprised(self, saved: float) -> bool:
-        """Whether a model's drafts are accepted as nobody expected, after one more round."""
-        if self._now.member < 0:
+        """Whether drafts are accepted as nobody expected, after one more round."""
+        if not self._now.k:
             return False
         self._more, self._since = self._more + saved - self._now.saves, self._since + 1
         return abs(self._more) > _SURPRISE * self._now.varies * math.sqrt(self._since)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -66,6 +66,13 @@ _KNOWN = 0.05
 
 _BEGIN, _MOST_TO_BEGIN = 0.5, 4.0
 """Steps that a draft takes to begin with: before that is known, and at most."""
+
+_ROW, _DEAR_ROW = 0.02, 0.15
+"""What a row adds to a pass, of what one without rows would take: before that is known, and at
+most."""
+
+_SIZES = 3
+"""Of passes that were measured before that is."""
 
 _SOON, _ANEW = 1 / 32, 64
 """After how many more measurements, as a share of all, and after how many rounds estimates are
@@ -319,12 +326,27 @@ class Times(ABC):
 
 
 class RowTimes(Times):
-    """Of passes by rows. Before it is known better, a row adds two per cent."""
+    """Of passes by rows: a line. Before it is known better, a row adds two per cent."""
 
     rows = True
 
+    def __init__(self, pace: Pace) -> None:
+        super().__init__(pace)
+        self._row = _ROW
+
+    def add(self, size: int, batch: int, seconds: float) -> None:
+        super().add(size, batch, seconds)
+        if self.count(size, batch) not in (_WARM, _WINDOW):
+            return
+        slope, first = _line(
+            ((k * b, c) for b, cells in self._cells.items() for k, c in cells.items()), _SIZES
+        )
+        if slope > 0:
+            self._row = min(slope / first, _DEAR_ROW) if first > 0 else _DEAR_ROW
+            self._fresh = 0, 0
+
     def _shape(self, sizes: Floats, batch: int) -> Floats:
-        found: Floats = 1 + 0.02 * sizes * batch
+        found: Floats = 1 + self._row * sizes * batch
         return found
 
 
@@ -341,13 +363,22 @@ class StepTimes(Times):
         super().add(size, batch, seconds)
         if self.count(size, batch) not in (_WARM, _WINDOW):
             return
-        known = [(k, c) for k, c in self._cells[batch].items() if c.count >= _WARM]
-        if len(known) > 1:
-            steps = np.array([float(k) for k, _ in known])
-            weights = np.sqrt([min(c.count, _WINDOW) for _, c in known])
-            slope, first = np.polyfit(steps, [math.exp(c.value) for _, c in known], 1, w=weights)
-            self._begin = min(max(0.0, first / slope), _MOST_TO_BEGIN) if slope > 0 else _BEGIN
+        slope, first = _line(self._cells[batch].items())
+        if slope > 0:
+            self._begin = min(max(0.0, first / slope), _MOST_TO_BEGIN)
 
     def _shape(self, sizes: Floats, batch: int) -> Floats:
         found: Floats = sizes + np.minimum(sizes, 1) * self._begin
         return found
+
+
+def _line(cells: Iterable[tuple[int, _Cell]], least: int = 2) -> tuple[float, float]:
+    """What one more adds, and what none takes, by sizes that were measured some times; 0 where that
+    is not known."""
+    known = [(float(size), cell) for size, cell in cells if cell.count >= _WARM]
+    if len({size for size, _ in known}) < least:
+        return 0.0, 0.0
+    weights = np.sqrt([min(cell.count, _WINDOW) for _, cell in known])
+    sizes, seconds = [s for s, _ in known], [math.exp(cell.value) for _, cell in known]
+    slope, first = np.polyfit(sizes, seconds, 1, w=weights)
+    return float(slope), float(first)
