@@ -135,7 +135,7 @@ def _without_tokenizers(folder: Path):
         (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors"),
         (lambda f: [p.unlink() for p in f.glob("tokenizer*")], "has no tokenizer"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), "cannot be read"),
-        (lambda f: change(f / "config.json", num_attention_heads=None), ""),
+        (lambda f: change(f / "config.json", architectures=5), "'int' object"),
         (lambda f: change(f / "config.json", model_type="bert"), "not a causal language model"),
         (lambda f: change(f / "config.json", quantization_config={"bits": 4}), "are quantised"),
     ],

@@ -187,8 +187,8 @@ def audit(
     ids = [generator.tokenizer.encode(text) for text in texts]
     system: Generator | System = generator
     if engine == "transformers":
-        most = drafted if isinstance(drafted, int) else 0
-        system = _transformers(generator, model, name, most, prompt_lookup, early_exit)
+        assert isinstance(drafted, int)
+        system = _transformers(generator, model, name, drafted, prompt_lookup, early_exit)
     elif served_model is not None:
         system = _endpoint(generator, engine, served_model, together or 16)
     scorer, draft = scorers(generator)

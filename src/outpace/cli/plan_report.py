@@ -18,7 +18,7 @@ class Asked:
     """What the command was asked for.
 
     Attributes:
-        options: of loading, which the command to run needs, too.
+        options: of loading, which the command to run needs, too; a flag's value is empty.
     """
 
     model: str

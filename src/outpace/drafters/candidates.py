@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..errors import OutpaceError, UnsupportedModelError, first_line
 from ..models.loading import check_runner, choose_dtype, memory_of
+from ..models.quantize import QUANTIZATIONS
 from .blueprint import Blueprint, Checkpoint, Setting
 from .cascade import Cascade
 from .early_exit import EarlyExitDrafter, trained_exit
@@ -20,9 +21,6 @@ from .quantized import int4
 from .recycling import RecyclingDrafter
 from .siblings import Sibling, known_drafts, siblings
 from .suffix import SuffixDrafter
-
-_KEPT = {"int8": 9 / 8, "int4": 5 / 8}
-"""Bytes per parameter that is kept in fewer bits: with a scale of 32 bits for 32 of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +135,7 @@ def _quantized(setting: Setting, models: Sequence[Candidate]) -> Candidate:
         return Candidate("int4", why)
     try:
         int4().check(setting)
-        reason = _lack(_KEPT["int4"], setting)
+        reason = _lack(QUANTIZATIONS["int4"].bytes, setting)
     except OutpaceError as error:
         reason = first_line(error)
     if reason:
@@ -170,7 +168,7 @@ def _lack(added: float, setting: Setting) -> str:
     """Why there is not enough memory for more bytes per parameter of the target, if so."""
     _, free = memory_of(setting.device)
     count = setting.source.weights.parameters
-    own = _itemsize(setting) if setting.quantize is None else _KEPT[setting.quantize]
+    own = _itemsize(setting) if setting.quantize is None else QUANTIZATIONS[setting.quantize].bytes
     needed = (own + added) * count
     if free is None or needed <= free:
         return ""

@@ -151,43 +151,51 @@ class Drafting:
             clock.lap(f"{LOOK} {min(looked)}" if looked else CHOOSE)
         self._picks = picks
         if not looked and (m := _one_for_all(picks)) is not None:
-            self._drafted = {(m, c.slot) for c in contexts}
-            self._catch_up(m, contexts, clock)
             lengths = [pick.k for pick in picks if pick is not None]
-            draft = self.members[m].draft(contexts, lengths, warp, noise(max(lengths)))
-            self._check(draft, range(len(contexts)))
-            clock.lap(DRAFT)
-            return draft
+            drawn = noise(max(lengths))
+            return self._run(m, contexts, range(len(contexts)), lengths, warp, drawn, clock)
         parts: list[tuple[Draft, Sequence[int]]] = []
         for m in sorted({*looked, *(pick.member for pick in picks if pick is not None)}):
             rows = [b for b, pick in enumerate(picks) if pick is not None and pick.member == m]
             own = [contexts[b] for b in rows]
-            self._drafted.update((m, c.slot) for c in own)
             lengths = [pick.k for pick in picks if pick is not None and pick.member == m]
             if m in looked:
                 others = [c.slot for b, c in enumerate(contexts) if b not in rows]
+                self._drafted.update((m, c.slot) for c in own)
                 self.members[m].observe([Commit(slot, ()) for slot in others])
                 if self.members[m].tops:  # else one that knows nothing yet would never learn
                     self._drafted.update((m, slot) for slot in others)
                 if rows:
                     parts.append((_shortened(looked[m], rows, lengths), rows))
                 continue
-            self._catch_up(m, own, clock)
             drawn, warp_of = noise(max(lengths)), warp
             if len(rows) < len(contexts):
                 warp_of = warp.select(rows)
                 drawn = drawn and drawn.select(upload(torch.tensor(rows), warp.device))
-            parts.append((self.members[m].draft(own, lengths, warp_of, drawn), rows))
-            self._check(parts[-1][0], rows)
-            clock.lap(DRAFT)
+            parts.append((self._run(m, own, rows, lengths, warp_of, drawn, clock), rows))
         return together(parts, len(contexts), warp.device)
 
-    def _check(self, draft: Draft, rows: Sequence[int]) -> None:
-        """A model that proposes nothing to any, for want of positions, has not drafted: what that
-        took is not what its drafts take."""
-        if self.controller is not None and not any(map(len, draft.trees)):
+    def _run(
+        self,
+        m: int,
+        contexts: Sequence[Context],
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        warp: Warp,
+        noise: DraftNoise | None,
+        clock: Clock,
+    ) -> Draft:
+        """What one with a model drafts for some of the round's sequences. If it proposes nothing to
+        any, for want of positions, it has not drafted: what that took is not what drafts take."""
+        assert self.controller is not None
+        self._drafted.update((m, c.slot) for c in contexts)
+        self._catch_up(m, contexts, clock)
+        draft = self.members[m].draft(contexts, lengths, warp, noise)
+        if not any(map(len, draft.trees)):
             self._picks = [None if b in rows else pick for b, pick in enumerate(self._picks)]
             self.controller.refused()
+        clock.lap(DRAFT)
+        return draft
 
     def _look(
         self,
@@ -334,10 +342,10 @@ class Drafting:
         assert self.controller is not None
         self.controller.rested(seconds)
 
-    def spent(self, laps: Mapping[str, float], whole: float, rows: int) -> None:
-        """What the round took, in seconds."""
+    def spent(self, laps: Mapping[str, float], whole: float, rows: int) -> tuple[float, float]:
+        """What the round took, in seconds; of it reading and choosing, which are no drafting."""
         if self.controller is None:
-            return
+            return 0.0, 0.0
         looks: dict[int, float] = {}
         draft, choosing, reading = laps.get(DRAFT, 0.0), laps.get(CHOOSE, 0.0), 0.0
         for name, seconds in laps.items():
@@ -349,6 +357,7 @@ class Drafting:
                 self.controller.read(int(numbers[0]), int(numbers[1]), seconds)
         rest = whole - choosing - draft - reading - sum(looks.values())
         self.controller.spent(self._picks, Spent(looks, draft, reading, rest, rows, choosing))
+        return reading, choosing
 
 
 def members_of(drafter: Drafter) -> list[Drafter]:

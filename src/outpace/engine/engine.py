@@ -36,7 +36,7 @@ from .checks import (
 )
 from .clock import Clock
 from .control import Controller
-from .drafting import CHOOSE, READ, Drafting, controller_of, nothing
+from .drafting import Drafting, controller_of, nothing
 from .emission import (
     Emission,
     drafted_paths,
@@ -216,13 +216,13 @@ class Engine:
         self._commit(running, draft, scores, emissions)
         laps, whole = clock.laps(), clock.whole()
         scored = laps.pop("target")
+        read = chose = 0.0
         if self._drafting is not None:
             if self._drafting.rests:
                 self._drafting.rested(whole)
             else:
-                self._drafting.spent(laps, whole, draft.tokens.shape[1] + 1)
-        read = sum(seconds for name, seconds in laps.items() if name.startswith(READ))
-        drafted = sum(laps.values()) - read - laps.get(CHOOSE, 0.0)
+                read, chose = self._drafting.spent(laps, whole, draft.tokens.shape[1] + 1)
+        drafted = sum(laps.values()) - read - chose
         for stats in (self.stats, *(r.stats for r in running)):
             stats.spend(drafted, scored, whole - read)
             stats.prefill_seconds += read

@@ -31,6 +31,11 @@ class Quantization:
     group: int | None
 
     @property
+    def bytes(self) -> float:
+        """Memory per parameter, with the scales of 32 bits of its group."""
+        return self.bits / 8 + (4 / self.group if self.group else 0.0)
+
+    @property
     def of_head(self) -> Quantization:
         """How the head is rounded."""
         return QUANTIZATIONS["int8"]

@@ -393,16 +393,12 @@ class Controller:
         saves = next(float(o.saved[k]) for o in options if o.member == member)
         if not k:
             return saves, 0.0
-        spreads = [math.sqrt(variance(g, k)) for g in (self._gains(a, member, k) for a in asks)]
-        each = each * spreads
-        return saves, math.sqrt(each @ each)
-
-    def _gains(self, ask: Ask, member: int, k: int) -> Floats:
-        """Tokens by K of the model that was chosen, or of who promises most without one."""
         if member >= 0:
-            return self._estimates.tokens(ask.slot, member, _kind(ask))
-        found = [self._of_offer(ask, i, counts) for i, counts in ask.offers.items()]
-        return max(found, key=lambda gains: float(gains[k]), default=np.ones(k + 1))
+            gains = [self._estimates.tokens(a.slot, member, _kind(a)) for a in asks]
+        else:
+            gains = [self._best_offer(a, k)[1] for a in asks]
+        each = each * np.sqrt([variance(g, k) for g in gains])
+        return saves, math.sqrt(each @ each)
 
     def _assign(self, asks: Sequence[Ask], choice: Choice) -> list[Pick | None]:
         """Who drafts for each sequence: the model that was chosen, or who promises more without
@@ -417,12 +413,16 @@ class Controller:
                 pick = Pick(member, min(k, self.members[member].most), _kind(ask))
                 best = float(self._estimates.tokens(ask.slot, member, pick.kind)[pick.k])
             if member < 0 or len(asks) > 1:
-                for i, counts in ask.offers.items():
-                    gains = self._of_offer(ask, i, counts)
-                    if gains[k] > best:
-                        pick, best = Pick(i, k), float(gains[k])
+                i, gains = self._best_offer(ask, k)
+                if gains[k] > best:
+                    pick = Pick(i, k)
             picks.append(pick)
         return picks
+
+    def _best_offer(self, ask: Ask, k: int) -> tuple[int, Floats]:
+        """Who promises most of K tokens without a model, if anybody does, and its tokens by K."""
+        found = [(i, self._of_offer(ask, i, counts)) for i, counts in ask.offers.items()]
+        return max(found, key=lambda offer: float(offer[1][k]), default=(-1, np.ones(k + 1)))
 
     def _of_offer(self, ask: Ask, i: int, counts: Sequence[int]) -> Floats:
         """Tokens by K of what a drafter without a model proposes."""

@@ -89,22 +89,22 @@ class _Table:
         self.survival.add(told.reached, told.accepted)
         self.last = told.accepted
 
-    def watch(self, told: Told, survival: Survival) -> None:
-        """Begin anew with a streak that was not to be expected."""
+    def watch(self, told: Told) -> None:
+        """Begin anew with a streak of a sequence's own rounds that was not to be expected."""
         nothing, everything = not told.accepted, told.accepted == told.reached
+        goes_on = self.streak and nothing != everything and nothing != bool(self.streak[0].accepted)
+        if not goes_on:
+            self.streak, self.odds = [], 0.0
         if self.believed is None or nothing == everything:
-            self.streak, self.odds = [], 0.0
             return
-        if self.streak and nothing == bool(self.streak[0].accepted):
-            self.streak, self.odds = [], 0.0
         deepest = min(max(told.accepted, 1), len(self.believed) - 1)
         reaches = float(self.believed[deepest] - self.believed[deepest - 1])
         self.odds += math.log(max(1 - reaches if nothing else reaches, _LEAST))
         self.streak.append(told)
         if self.odds < _CHANGED:
+            self.survival, self.changed = Survival(len(self.survival.reached), _OWN), True
             for one in self.streak:
-                survival.add(one.reached, one.accepted)
-            self.survival, self.changed = survival, True
+                self.survival.add(one.reached, one.accepted)
             self.streak, self.odds = [], 0.0
 
 
@@ -170,7 +170,7 @@ class Estimates:
         else:
             open_.own[which] = _Table(Survival(most, _OWN), open_.tokens)
         open_.own[which].add(told, open_.tokens)
-        open_.own[which].watch(told, Survival(most, _OWN))
+        open_.own[which].watch(told)
         open_.gains.pop(which, None)
         self._judged[which] = self._judged.get(which, 0) + 1
         for place in self._places(open_.key, told.member, told.kind, open_.young):

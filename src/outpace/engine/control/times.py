@@ -232,6 +232,10 @@ class Times(ABC):
     def _shape(self, sizes: Floats, batch: int) -> Floats:
         """What they are expected to be, up to a factor."""
 
+    @abstractmethod
+    def _fit(self, batch: int) -> None:
+        """Find that shape, now that another size is known, of so many sequences."""
+
     def expect(self, seconds: float) -> None:
         """What size 1 may take, before anything was measured."""
         self._guess = seconds / self._pace.factor
@@ -251,6 +255,8 @@ class Times(ABC):
             cells[size] = _Cell(value, (_FIRST if self.measured else _COLD) ** 2, now)
             self._fresh = 0, 0
         self.measured += 1
+        if cells[size].count in (_WARM, _WINDOW):
+            self._fit(batch)
 
     def count(self, size: int, batch: int) -> int:
         """Measurements of a cell."""
@@ -334,10 +340,7 @@ class RowTimes(Times):
         super().__init__(pace)
         self._row = _ROW
 
-    def add(self, size: int, batch: int, seconds: float) -> None:
-        super().add(size, batch, seconds)
-        if self.count(size, batch) not in (_WARM, _WINDOW):
-            return
+    def _fit(self, batch: int) -> None:
         slope, first = _line(
             ((k * b, c) for b, cells in self._cells.items() for k, c in cells.items()), _SIZES
         )
@@ -359,10 +362,7 @@ class StepTimes(Times):
         super().__init__(pace)
         self._begin = _BEGIN
 
-    def add(self, size: int, batch: int, seconds: float) -> None:
-        super().add(size, batch, seconds)
-        if self.count(size, batch) not in (_WARM, _WINDOW):
-            return
+    def _fit(self, batch: int) -> None:
         slope, first = _line(self._cells[batch].items())
         if slope > 0:
             self._begin = min(max(0.0, first / slope), _MOST_TO_BEGIN)
