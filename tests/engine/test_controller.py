@@ -79,10 +79,10 @@ HOSTILE = {
 }
 
 
-def slowdown(name: str, batch: int, kind=Controller) -> float:
+def slowdown(name: str, batch: int, kind=Controller, seed: int = 0) -> float:
     """Of three requests from the first token on, over plain decoding."""
     machine, member, alpha = HOSTILE[name]
-    world = World(machine, [member], [steady(alpha)], batch=batch)
+    world = World(machine, [member], [steady(alpha)], batch=batch, seed=seed)
     run = generate(world, still(kind, [member]), 500, 3)
     return run.pace() / (machine.target(batch) / batch)
 
@@ -99,12 +99,9 @@ class NeverPlain(Controller):
     def _pause(self, i):
         return 1
 
-    def _best(self, options, pace, offered):
-        member, k, rate = super()._best(options, pace, offered)
-        if k:
-            return member, k, rate
-        member = options[-1].member
-        return member, 1, float(options[-1].speeds[1])
+    def _best(self, options, offered):
+        option, k = super()._best(options, offered)
+        return (option, k) if k else (options[-1], 1)
 
 
 @pytest.fixture
@@ -122,10 +119,11 @@ def test_without_k_0_it_is_slower(name, bottomless):
 @pytest.mark.parametrize("name", [name for name in HOSTILE if "dear" not in name])
 def test_with_the_worst_choices_the_purse_keeps_it_from_being_slower(name, batch, monkeypatch):
     """But for drafts that take more than some passes, which are not paid in full, and what a
-    drafter reads of texts, which probes pay for."""
+    drafter reads of texts, which probes pay for. The purse counts tokens that were emitted, which
+    are some more or less than were to be expected."""
     machine, member, alpha = HOSTILE[name]
     monkeypatch.setitem(HOSTILE, name, (replace(machine, reading=[0.0]), member, alpha))
-    assert slowdown(name, batch, NeverPlain) < 1.04
+    assert np.mean([slowdown(name, batch, NeverPlain, seed) for seed in range(4)]) < 1.04
 
 
 # --- near the best ----------------------------------------------------------------------------
@@ -177,9 +175,8 @@ def test_where_neighbours_of_the_best_k_take_longer_it_is_found_and_they_are_tri
 class AlwaysFar(Controller):
     """Wants as much as there is."""
 
-    def _best(self, options, pace, offered):
-        option = max(options[1:] or options, key=lambda o: float(o.speeds[-1]))
-        return option.member, self.most, float(option.speeds[-1])
+    def _best(self, options, offered):
+        return max(options[1:] or options, key=lambda o: float(o.speeds[-1])), self.most
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -242,6 +239,32 @@ def test_new_requests_that_suit_another_drafter_get_it(better):
     one, other = [0.8, 0.2], [0.2, 0.8]
     before, after = (other, one) if better == 0 else (one, other)
     assert behind_a_change(False, PAIR, BOTH, before, after) < 1.1
+
+
+class Waits(Controller):
+    """Would rather decode plainly than draft at less than the pace of where look-ups are right."""
+
+    def _best(self, options, offered):
+        gains = [o.saved - 4 * o.seconds for o in options]
+        best = max(range(len(options)), key=lambda i: float(gains[i].max()))
+        return options[best], int(gains[best].argmax())
+
+
+def test_a_text_that_repeats_itself_now_and_then_is_drafted_elsewhere_too():
+    def look(at, depth):
+        return 0.98 if at // 100 % 2 else 0.02
+
+    def slower(kind) -> float:
+        """Over the best, where it does not repeat itself."""
+        paces = []
+        for seed in SEEDS:
+            world = World(PAIR, BOTH, [steady(0.6), look], seed=seed)
+            run = generate(world, still(kind, BOTH), 1300)
+            paces.append(run.pace(1220, 1300) / best_pace(world, 1220, 1300)[0])
+        return float(np.mean(paces))
+
+    assert slower(Controller) < 1.1
+    assert slower(Waits) > 1.15
 
 
 class NeverTries(Controller):
@@ -384,7 +407,7 @@ def test_rounds_in_which_nobody_may_be_drafted_for_gain_nothing():
         control.spent([None] * n, Spent({}, 0.0, 0.0, target(n), 1))
     assert len(control._news) < 300
     control._learn()
-    assert control._pace == pytest.approx(1, rel=0.05)
+    assert control._probes.gains < target(n)
 
 
 def test_a_probe_ends_where_the_purse_is_empty(monkeypatch):

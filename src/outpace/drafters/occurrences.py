@@ -132,7 +132,10 @@ class Occurrences:
         The newest token must be a separator, or the ring not be full: one end touches the other.
         """
         tokens, mask, n = self.tokens, self._mask, 0
-        for token in reversed(text[-most:]):
+        tail = text[-most:]
+        if tokens[at + 1 - len(tail) : at + 1].tolist() == tail:
+            return len(tail)
+        for token in reversed(tail):
             if tokens[(at - n) & mask] != token:
                 break
             n += 1

@@ -106,8 +106,9 @@ class SuffixDrafter(CertainDrafter):
         if budget:
             tail = context.tokens[-_LONGEST:]
             best = self._best(text, tail, budget, best)
-            with self.memory.reading() as past:
-                best = self._best(past, tail, budget, best)
+            if best[0] < min(budget, self._nodes):
+                with self.memory.reading() as past:
+                    best = self._best(past, tail, budget, best)
         _, tokens, parents = best
         return tokens, tree_of(parents)
 
@@ -141,7 +142,7 @@ class SuffixDrafter(CertainDrafter):
 
     def _guess(self, followed: list[list[int]], most: int) -> Guess:
         """The likeliest nodes of the tree of continuations."""
-        if len(followed) == 1:
+        if followed.count(followed[0]) == len(followed):
             tokens = followed[0][:most]
             return float(len(tokens)), tokens, list(range(-1, len(tokens) - 1))
         total, parents = 0.0, list[int]()

@@ -70,6 +70,7 @@ class Drafting:
         self._slots: dict[int, _Slot] = {}
         self._picks: Sequence[Pick | None] = []
         self._drafted: set[tuple[int, int]] = set()  # members and slots, in this round
+        self._late: set[int] = set()  # of those looked at, who had much to read before
         self._comparing = 0  # proposals that the text has not judged yet
         self.rests = False
         """Whether in this round nobody drafts, nor is told anything but what it took."""
@@ -113,7 +114,7 @@ class Drafting:
 
     def _begin(self, batch: int) -> None:
         self._drafted.clear()
-        self._picks = [None] * batch
+        self._picks, self._late = [None] * batch, set()
 
     def draft(
         self,
@@ -211,7 +212,10 @@ class Drafting:
         for m in members:
             member = self.members[m]
             for context in contexts:
+                if self._missed(m, context):
+                    self._late.add(m)
                 self._opened(m, context)
+                self._slots[context.slot].read[m] = len(context.tokens)
             lengths = [min(budget, self.controller.members[m].most) for budget in budgets]
             found[m] = member.draft(contexts, lengths, warp, None)
             tokens = found[m].tokens.tolist()
@@ -228,7 +232,6 @@ class Drafting:
 
     def _lags(self, context: Context) -> dict[int, int | None]:
         """What those with a model have not read; None where they have no room."""
-        read = self._slots[context.slot].read
         lags: dict[int, int | None] = {}
         for m, member in enumerate(self.members):
             if member.instant:
@@ -236,9 +239,13 @@ class Drafting:
             if member.room(context) <= 0:
                 lags[m] = None
             elif member.reads:
-                late = len(context.tokens) - read.get(m, 0)
-                lags[m] = late if late > _LATE else 0
+                lags[m] = self._missed(m, context)
         return lags
+
+    def _missed(self, m: int, context: Context) -> int:
+        """Tokens that a member has to read, if they are many."""
+        late = len(context.tokens) - self._slots[context.slot].read.get(m, 0)
+        return late if late > _LATE and self.members[m].reads else 0
 
     def _opened(self, m: int, context: Context) -> bool:
         """Let a member open a sequence; whether it has not before."""
@@ -253,12 +260,11 @@ class Drafting:
         """Let a member read what it lacks, timed if it is much."""
         lacking = 0
         for c in contexts:
-            read = self._slots[c.slot].read
-            late = len(c.tokens) - read.get(m, 0) if self.members[m].reads else 0
-            if not self._opened(m, c) and late > _LATE:
+            late = self._missed(m, c)
+            if not self._opened(m, c) and late:
                 self.members[m].catch_up([c])
-            lacking += late if late > _LATE else 0
-            read[m] = len(c.tokens)
+            lacking += late
+            self._slots[c.slot].read[m] = len(c.tokens)
         if lacking:
             clock.lap(f"{READ} {m} {lacking}")
 
@@ -356,7 +362,8 @@ class Drafting:
                 reading += seconds
                 self.controller.read(int(numbers[0]), int(numbers[1]), seconds)
         rest = whole - choosing - draft - reading - sum(looks.values())
-        self.controller.spent(self._picks, Spent(looks, draft, reading, rest, rows, choosing))
+        spent = Spent(looks, draft, reading, rest, rows, choosing, self._late)
+        self.controller.spent(self._picks, spent)
         return reading, choosing
 
 

@@ -50,9 +50,6 @@ _HORIZON = 64
 _NEWS = 256
 """Of what was told, that waits for a choice."""
 
-_PACES = 64
-"""Rounds over which the pace is taken."""
-
 _SURPRISE = 2.0
 """Standard deviations that what was accepted since a choice may be from what was expected before
 it is thought about anew."""
@@ -139,7 +136,6 @@ class Controller:
         self._resters: dict[int, Key] = {}  # who runs in them
         self._drafted = 0  # rounds of a model that was chosen
         self._opened = self._vain = False  # a sequence, since the last choice; it was not worth it
-        self._saved = self._spent = 0.0  # of late: see `_paced`
         self._timing = False  # whether that is to time plain decoding
         self._keys: dict[int, Key] = {}
         self._batch = 1
@@ -213,7 +209,6 @@ class Controller:
         for slot in self._resters:
             self._estimates.emitted(slot, rounds)
         self._prices.rested(n, self._rested)
-        self._paced(rounds, seconds, seconds)
         self._probes.timed(self._round, n)
         plain = self._prices.plain(n)
         self._purse.spent(seconds, seconds, plain)
@@ -282,7 +277,7 @@ class Controller:
         for i in eager | due:
             self._last[i] = self._round
             if not self._chosen[1]:
-                self._probes.look(self._prices.look[i].value)
+                self._probes.look(self._prices.look(i))
         return sorted(eager | due)
 
     def _until_look(self, i: int) -> int:
@@ -294,10 +289,10 @@ class Controller:
         if self._fixed or self._looked[i] < _SETTLED:
             return 1
         plain = self._prices.plain(self._batch)
-        look = self._prices.look[i].value + self._prices.compared(self._batch)
+        look = self._prices.look(i) + self._prices.compared(self._batch)
         if self._worth[i] * plain > look:
             return 1
-        rare = max(_PAUSE, int(look / (_LOOKS * plain)))
+        rare = max(_PAUSE, int(self._prices.look(i, late=True) / (_LOOKS * plain)))
         # instead of plain decoding it is worth more, and gains pay for it
         return rare if self._chosen[1] or not self._probes.gains else min(rare, 2 * _PAUSE)
 
@@ -358,15 +353,16 @@ class Controller:
         for m, profile in enumerate(self.members):
             if not profile.instant:
                 options.append(self._option(m, asks, each, tokens, rows))
-        pace = self._unaided = max(float(_over(o.alone, o.seconds).max()) for o in options)
-        gain = 0.0
+        self._unaided = max(float(_over(o.alone, o.seconds).max()) for o in options)
+        plain = float(seconds[0])
         if looked:
-            pace = max(pace, self._pace)
-            without = max(float((o.alone - pace * o.seconds).max()) for o in options)
-            best = max(float((o.saved - pace * o.seconds).max()) for o in options)
-            gain = max(0.0, best - without) / (pace * max(float(seconds[0]), 1e-9))
             seconds[0] += self._prices.compared(n)  # what is not taken is compared with the text
-        member, k, speed = self._best(options, pace, bool((tokens > 1).any()))
+        best, k = self._best(options, bool((tokens > 1).any()))
+        member, speed = best.member, float(best.speeds[k])
+        gain = 0.0
+        if looked and k:
+            slower = self._unaided * max(plain, 1e-9)
+            gain = max(0.0, float(best.saved[k] - self._unaided * best.seconds[k]) / slower)
         tried = self._try(asks, options, member, k, speed)
         if self._opened:
             self._vain = not k
@@ -512,32 +508,21 @@ class Controller:
             seconds = seconds + late * prices.reading[m].value / rounds
         return Option(m, each @ tokens, seconds, alone)
 
-    def _best(
-        self, options: Sequence[Option], pace: float, offered: bool
-    ) -> tuple[int, int, float]:
-        """Member, K, and how many times as fast as plain decoding that is.
-
-        Args:
-            pace: how many times other rounds are.
-        """
+    def _best(self, options: Sequence[Option], offered: bool) -> tuple[Option, int]:
+        """The fastest, and its K; the last choice, if it is nearly as fast."""
         if self._fixed:
             k = self.most
             usable = [o for o in options if o.member >= 0 or offered] or list(options)
-            option = max(usable, key=lambda o: float(o.speeds[k]))
-            return option.member, k, float(option.speeds[k])
-        gains = {o.member: o.saved - pace * o.seconds for o in options}
-        member = max(gains, key=lambda m: float(gains[m].max()))
-        k = int(gains[member].argmax())
-        of = {o.member: o for o in options}
+            return max(usable, key=lambda o: float(o.speeds[k])), k
+        speeds = [o.speeds for o in options]
+        at = max(range(len(options)), key=lambda i: float(speeds[i].max()))
+        k = int(speeds[at].argmax())
         kept, length = self._chosen
-        if kept in of:
-            slack = (1 - _KEEP) * float(of[kept].saved[length])
-            if gains[kept][length] + slack >= gains[member][k]:
-                member, k = kept, length
-        leave = 0.0 if length else 1 - 1 / _LEAVE_PLAIN
-        if not k or gains[member][k] - leave * of[member].saved[k] < gains[-1][0]:
-            member, k = -1, 0
-        return member, k, float(of[member].speeds[k])
+        i = next((i for i, o in enumerate(options) if o.member == kept), at)
+        if options[i].member == kept and speeds[i][length] >= _KEEP * speeds[at][k]:
+            at, k = i, length
+        needed = speeds[0][0] * (1.0 if length else _LEAVE_PLAIN)
+        return (options[at], k) if k and speeds[at][k] >= needed else (options[0], 0)
 
     def _try(
         self, asks: Sequence[Ask], options: Sequence[Option], member: int, k: int, speed: float
@@ -594,7 +579,10 @@ class Controller:
         i = told.member
         if told.accepted:
             self._vain = False
-        if self.members[i].instant and self._pays(i, told.accepted) and i not in self._let_down:
+        if not self.members[i].instant:
+            if told.accepted == told.reached >= _PAUSE:  # a text that repeats itself, perhaps
+                self._eager.update(j for j in self._instant if j not in self._let_down)
+        elif self._pays(i, told.accepted) and i not in self._let_down:
             self._eager.add(i)
 
     def _pays(self, i: int, accepted: int) -> bool:
@@ -604,7 +592,7 @@ class Controller:
         right[i] += (accepted - right[i]) / (2 * n)
         if accepted < _PAUSE:
             return False
-        seconds = self._prices.look[i].value
+        seconds = self._prices.look(i)
         seconds += float(self._prices.rest(np.array([right[i] + 1]), n)[0])
         return (right[i] + 1) * self._prices.plain(n) > self._unaided * seconds
 
@@ -643,18 +631,7 @@ class Controller:
                 continue
             picks, spent, saved = item
             self._prices.add(picks, spent)
-            self._paced(1, saved, spent.seconds)
             self._probes.spent(spent.seconds, saved, self._prices.plain(len(picks)))
-
-    def _paced(self, rounds: int, saved: float, seconds: float) -> None:
-        """Rounds, the seconds that plain decoding takes for as many tokens, and their own."""
-        kept = (1 - 1 / _PACES) ** rounds
-        self._saved, self._spent = kept * self._saved + saved, kept * self._spent + seconds
-
-    @property
-    def _pace(self) -> float:
-        """Times plain decoding's, of late."""
-        return self._saved / self._spent if self._spent else 1.0
 
     # --- why ----------------------------------------------------------------------
 
@@ -666,10 +643,10 @@ class Controller:
         found = []
         for m, member in enumerate(self.members):
             alpha, tokens = self._estimates.overall(m)
-            seconds = prices.draft(m, n) + prices.look[m].value + prices.rest(prices.rows(m), n, m)
+            seconds = prices.draft(m, n) + prices.look(m) + prices.rest(prices.rows(m), n, m)
             speedups = tokens * plain / np.maximum(seconds, 1e-9)
             k = int(speedups[1:].argmax()) + 1
-            step = prices.look[m].value if member.instant else float(prices.draft(m, n)[k]) / k
+            step = prices.look(m) if member.instant else float(prices.draft(m, n)[k]) / k
             speedup = float(speedups[k]) if alpha and plain else None
             rounds, fast = prices.rounds[m], member.instant
             found.append(Estimate(member.name, fast, k, speedup, tuple(alpha), step, rounds))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -88,6 +88,7 @@ class Spent:
         rest: of all else.
         rows: of the target's pass.
         choosing: of the choice, where nobody was looked at for it.
+        late: of those that were looked at, who had much to read before.
     """
 
     looks: Mapping[int, float]
@@ -96,6 +97,7 @@ class Spent:
     rest: float
     rows: int
     choosing: float = 0.0
+    late: Collection[int] = ()
 
     @property
     def seconds(self) -> float:
@@ -103,5 +105,6 @@ class Spent:
 
 
 def kind_of(depth: int) -> int:
-    """Of a round, by how far somebody who runs no model proposes."""
-    return depth.bit_length()
+    """Of a round, by how far somebody who runs no model proposes: not at all, up to 7 tokens, up to
+    15, up to 31 and so on."""
+    return max(min(depth, 1), depth.bit_length() - 2)

@@ -22,7 +22,7 @@ class Prices:
     """Measured seconds of drafts, look-ups, reading, and of all else in a round.
 
     Attributes:
-        look, reading: of each drafter, for a look-up and per token it has to read.
+        reading: of each drafter, per token it has to read.
         rounds: of each drafter.
         seconds: of all rounds.
     """
@@ -38,7 +38,7 @@ class Prices:
         self._draft = [StepTimes(self._pace) for _ in members]
         self._nodes = [self._ks.copy() for _ in members]
         self._sized: set[tuple[int, int]] = set()
-        self.look = [Mean() for _ in members]
+        self._look, self._late = [Mean() for _ in members], [Mean() for _ in members]
         self.reading = [Mean() for _ in members]
         self._compared: dict[int, float] = {}
         self._plains: dict[int, tuple[int, float]] = {}  # measurements before; at an ordinary pace
@@ -67,6 +67,16 @@ class Prices:
     def compared(self, batch: int) -> float:
         """More of a round in which nobody drafts, if what was proposed is judged by the text."""
         return max(0.0, self._compared.get(batch, 0.0))
+
+    def look(self, member: int, late: bool = False) -> float:
+        """Of a look-up.
+
+        Args:
+            late: behind a pause, with much to read before. Were looks that became rare taken to
+                cost that always, they would remain so.
+        """
+        seldom, often = self._late[member], self._look[member]
+        return (seldom if seldom.count and (late or not often.count) else often).value
 
     def longest(self, member: int, batch: int) -> int:
         """The largest K that it has drafted for so many sequences."""
@@ -120,7 +130,7 @@ class Prices:
         batch, rest = len(picks), self._rest
         self._age += 1
         for i, seconds in spent.looks.items():
-            self.look[i].add(seconds)
+            (self._late if i in spent.late else self._look)[i].add(seconds)
         longest: dict[int, int] = {}
         for pick in picks:
             if pick is not None:
