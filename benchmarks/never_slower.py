@@ -3,7 +3,8 @@
 Three questions, all of the shipped pair, in one run each, those who are compared taking turns:
 
     python benchmarks/never_slower.py grid      drafters x loads x temperatures x batches:
-        seconds of plain decoding over those with k="auto" and with fixed K, median of repeats;
+        seconds of plain decoding over those with k="auto" and with fixed K, median of repeats,
+        of which there are more where that is in doubt;
         "plain again", which is the same engine twice, shows how far such ratios can be trusted
     python benchmarks/never_slower.py best      k="auto" beside every fixed K
     python benchmarks/never_slower.py change    a load that changes half-way: tokens per second
@@ -43,6 +44,10 @@ GRID = ("DRAFT", "ngram", "suffix", "recycling", "int4", "suffix+DRAFT", "random
 SINGLE = ("DRAFT", "ngram", "suffix", "recycling", "int4")
 FIXED = (1, 2, 3, 4, 6, 8, 12, 16)
 TWO_LOADS = "two loads"
+DOUBTFUL, MOST = 0.985, 4
+"""Of the grid: cells that are not clearly above 0.97 are repeated so many times as often at most.
+All repeats count."""
+
 BEHIND = 128
 """Tokens of a new load behind which the pace is taken."""
 
@@ -58,6 +63,7 @@ class Bench:
         self.target, self.tokenizer = self.plain.engine.target, self.plain.tokenizer
         self._draft = str(draft)
         self._kept: dict[str, Drafter] = {}
+        self._order = random.Random(0)
 
     def drafter(self, name: str) -> Drafter:
         """A new one; weights are read once."""
@@ -125,7 +131,6 @@ class Bench:
         """Of each, a number per repeat, prompt by prompt (or batch by batch) in turns, each turn in
         another order."""
         spent: dict[str, list[float]] = {name: [] for name in runs}
-        order = random.Random(0)
         for _ in range(self.options.repeats):
             for name, generator in runs.items():
                 spent[name].append(0.0)
@@ -135,7 +140,7 @@ class Bench:
             for start in range(0, len(prompts), size):
                 some = list(prompts[start : start + size])
                 params = [self.params(temperature, start + i) for i in range(len(some))]
-                for name in order.sample(list(runs), len(runs)):
+                for name in self._order.sample(list(runs), len(runs)):
                     began = time.perf_counter()
                     runs[name].generate(some, params=params)
                     spent[name][-1] += time.perf_counter() - began
@@ -154,8 +159,14 @@ def grid(bench: Bench) -> Iterator[dict[str, Any]]:
                     runs["auto"] = bench.generator(name, "auto", batch)
                     runs |= {f"K={k}": bench.generator(name, k, batch) for k in o.k}
                     spent = bench.seconds(runs, prompts, temperature)
+                    while (
+                        ratios(spent)["auto"] < DOUBTFUL and len(spent["auto"]) < MOST * o.repeats
+                    ):
+                        for run, seconds in bench.seconds(runs, prompts, temperature).items():
+                            spent[run] += seconds
                     row = {"load": load, "temperature": temperature, "batch": batch}
-                    yield row | {"drafter": name} | ratios(spent) | choices(runs["auto"])
+                    row |= {"drafter": name, "repeats": len(spent["auto"])}
+                    yield row | ratios(spent) | choices(runs["auto"])
 
 
 def ratios(spent: Mapping[str, Sequence[float]]) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class _Table:
         self.odds += math.log(max(1 - reaches if nothing else reaches, _LEAST))
         self.streak.append(told)
         if self.odds < _CHANGED:
-            self.survival, self.changed = Survival(len(self.survival.reached), _OWN), True
+            self.survival, self.changed = Survival(self.survival.depths, _OWN), True
             for one in self.streak:
                 self.survival.add(one.reached, one.accepted)
             self.streak, self.odds = [], 0.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +45,9 @@ class Survival:
     """
 
     def __init__(self, most: int, memory: float) -> None:
-        self.reached = [0.0] * most
-        self.accepted = [0.0] * most
+        self.depths = most
+        # of rounds, by how many depths they reached and accepted: to count one is one addition
+        self._reached, self._accepted = [0.0] * (most + 1), [0.0] * (most + 1)
         self._memory = memory
         self._tokens = 0.0
         self.weight = 1.0
@@ -56,16 +58,24 @@ class Survival:
         self._tokens += tokens
         self.weight = math.exp(self._tokens / self._memory)
         if self.weight > _LARGE:
-            self.reached = [x / self.weight for x in self.reached]
-            self.accepted = [x / self.weight for x in self.accepted]
+            self._reached = [x / self.weight for x in self._reached]
+            self._accepted = [x / self.weight for x in self._accepted]
             self._tokens, self.weight = 0.0, 1.0
 
     def add(self, reached: int, accepted: int) -> None:
         """Count a round: depths that it reached, and of these the first that it accepted."""
-        for depth in range(min(reached, len(self.reached))):
-            self.reached[depth] += self.weight
-        for depth in range(min(accepted, len(self.accepted))):
-            self.accepted[depth] += self.weight
+        self._reached[min(reached, self.depths)] += self.weight
+        self._accepted[min(accepted, self.depths)] += self.weight
+
+    @property
+    def reached(self) -> list[float]:
+        """Rounds that reached a depth, by depth."""
+        return _or_deeper(self._reached)
+
+    @property
+    def accepted(self) -> list[float]:
+        """Of these those that accepted a token there."""
+        return _or_deeper(self._accepted)
 
     def alpha(self, prior: Sequence[float] | None = None, trust: float = _TRUST) -> list[float]:
         """α by depth.
@@ -87,6 +97,11 @@ class Survival:
                 factor = before / (1 - before) / prior[depth] * (1 - prior[depth])
             found.append(before)
         return found
+
+
+def _or_deeper(counts: Sequence[float]) -> list[float]:
+    """Of counts by depth from 0 those of each depth or more, from 1."""
+    return list(accumulate(reversed(counts[1:])))[::-1]
 
 
 class Likeness:
