@@ -1,6 +1,6 @@
 """Is it ever slower than plain decoding, and does it find the best K?
 
-Three questions, all of the shipped pair, in one run each, those who are compared taking turns:
+Four questions, all of the shipped pair, in one run each, those who are compared taking turns:
 
     python benchmarks/never_slower.py grid      drafters x loads x temperatures x batches:
         seconds of plain decoding over those with k="auto" and with fixed K, median of repeats,

@@ -368,7 +368,7 @@ class Controller:
             self._vain = not k
         self._opened = False
         self._chosen, self._lost, self._more, self._since = (member, k), 0.0, 0.0, 0
-        return Choice(member, k, gain, *self._expected(asks, each, options, member, k)), tried
+        return Choice(member, k, gain, *self._expected(asks, each, best, k)), tried
 
     def _trial(self, asks: Sequence[Ask]) -> list[Pick | None]:
         """The picks of a probe, or of plain decoding that is to be timed."""
@@ -382,15 +382,15 @@ class Controller:
         return picks
 
     def _expected(
-        self, asks: Sequence[Ask], each: Floats, options: Sequence[Option], member: int, k: int
+        self, asks: Sequence[Ask], each: Floats, best: Option, k: int
     ) -> tuple[float, float]:
         """The seconds of plain decoding that a round of this choice saves, and how much that
         varies: their standard deviation."""
-        saves = next(float(o.saved[k]) for o in options if o.member == member)
+        saves = float(best.saved[k])
         if not k:
             return saves, 0.0
-        if member >= 0:
-            gains = [self._estimates.tokens(a.slot, member, _kind(a)) for a in asks]
+        if best.member >= 0:
+            gains = [self._estimates.tokens(a.slot, best.member, _kind(a)) for a in asks]
         else:
             gains = [self._best_offer(a, k)[1] for a in asks]
         each = each * np.sqrt([variance(g, k) for g in gains])
@@ -518,8 +518,8 @@ class Controller:
         at = max(range(len(options)), key=lambda i: float(speeds[i].max()))
         k = int(speeds[at].argmax())
         kept, length = self._chosen
-        i = next((i for i, o in enumerate(options) if o.member == kept), at)
-        if options[i].member == kept and speeds[i][length] >= _KEEP * speeds[at][k]:
+        i = next(i for i, o in enumerate(options) if o.member == kept)
+        if speeds[i][length] >= _KEEP * speeds[at][k]:
             at, k = i, length
         needed = speeds[0][0] * (1.0 if length else _LEAVE_PLAIN)
         return (options[at], k) if k and speeds[at][k] >= needed else (options[0], 0)
