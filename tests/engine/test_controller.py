@@ -219,7 +219,7 @@ def test_of_two_that_are_equal_it_stays_with_one(monkeypatch):
 def behind_a_change(within: bool, machine, members, before, after, kind=Controller) -> float:
     """From 128 tokens behind a change of α on, over the best choice there."""
     paces, tokens = [], 800
-    for seed in range(16):
+    for seed in range(48):
         control = still(kind, members)
         earlier = World(machine, members, [steady(a) for a in before], seed=100 + seed)
         generate(earlier, control, requests=2)
@@ -729,7 +729,7 @@ def test_members_that_sat_out_go_on_where_the_text_is():
     taken_over(engine, Erratic(engine.controller.members, 3))
     run(engine, requests(0.0))
     assert engine.stats.drafters[ModelDrafter.name] > 20
-    told = engine.controller._estimates._of((0.0, 1, None, False))
+    told = engine.controller._estimates._of((0.0, 1, None, None))
     assert told.reached[0] > 20
     assert told.alpha()[0] > 0.9
     assert told.accepted == pytest.approx(told.reached)

@@ -159,3 +159,28 @@ def test_what_is_forgotten_is_as_if_it_had_not_been():
     estimates.forget()
     estimates.open(1, 0.0)
     assert estimates.tokens(1, 0, 0)[4] == pytest.approx(expected([FIRST] * 4)[4])
+
+
+def test_what_texts_show_at_their_beginning_is_expected_there():
+    """Whenever it is told; by what they had emitted by then."""
+    starts = {}
+    for late in (False, True):
+        estimates = Estimates(MEMBERS, 4)
+        estimates.open(0, 0.0)
+        estimates.emitted(0, 300)
+        for _ in range(50):
+            estimates.add(Told(0, 0, 0, 1, 0), None if late else 1)
+            estimates.add(Told(0, 0, 0, 1, 0), None if late else 10)
+            estimates.add(Told(0, 0, 0, 4, 4), None if late else 200)
+            estimates.add(Told(0, 0, 0, 4, 4), None if late else 35)  # proposed at 30
+        estimates.open(1, 0.0)
+        found = []
+        for emitted in (0, 10, 60):
+            estimates.emitted(1, emitted)
+            found.append(float(estimates.tokens(1, 0, 0)[4]))
+        starts[late] = found
+    first, young, old = starts[False]
+    assert first < 1.5 < 2 < young < 3.5 < 4 < old
+    assert min(starts[True]) > 2.5  # all of it is said to be of old ones
+    assert estimates.length(1) == 70
+    assert estimates.length(7) == 0

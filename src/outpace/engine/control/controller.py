@@ -98,6 +98,13 @@ class Option(NamedTuple):
         return _over(self.saved, self.seconds)
 
 
+class _Judged(NamedTuple):
+    """What was told, and how many tokens the sequence had emitted by then."""
+
+    told: Told
+    length: int
+
+
 class Controller:
     """Chooses for an engine.
 
@@ -125,7 +132,7 @@ class Controller:
         self._prices = Prices(self.members, self.most)
         self._probes, self._purse = Probes(), Purse()
         self._held = Held(clock)
-        self._news: list[Told | tuple[Sequence[Pick | None], Spent, float]] = []
+        self._news: list[_Judged | tuple[Sequence[Pick | None], Spent, float]] = []
         self._worths: dict[int, float] = {}  # of a token of each sequence, in seconds
         self._since = 0  # rounds since the last choice
         self._lost = self._more = 0.0  # beside plain decoding, and beside what was expected
@@ -408,7 +415,10 @@ class Controller:
             if member >= 0 and ask.lags.get(member, 0) is not None:
                 pick = Pick(member, min(k, self.members[member].most), _kind(ask))
                 best = float(self._estimates.tokens(ask.slot, member, pick.kind)[pick.k])
-            if member < 0 or len(asks) > 1:
+            offers = [i for i, counts in ask.offers.items() if len(counts) > 1]
+            if member < 0 and len(offers) == 1 and not self.members[offers[0]].whole:
+                pick = Pick(offers[0], k)
+            elif offers and (member < 0 or len(asks) > 1):
                 i, gains = self._best_offer(ask, k)
                 if gains[k] > best:
                     pick = Pick(i, k)
@@ -575,7 +585,7 @@ class Controller:
 
     def told(self, told: Told) -> None:
         """A proposal was judged, or the text has shown what would have become of it."""
-        self._news.append(told)
+        self._news.append(_Judged(told, self._estimates.length(told.slot)))
         i = told.member
         if told.accepted:
             self._vain = False
@@ -625,9 +635,9 @@ class Controller:
         self._settle()
         news, self._news = self._news, []
         for item in news:
-            if isinstance(item, Told):
-                self._estimates.add(item)
-                self._probes.told(item)
+            if isinstance(item, _Judged):
+                self._estimates.add(*item)
+                self._probes.told(item.told)
                 continue
             picks, spent, saved = item
             self._prices.add(picks, spent)

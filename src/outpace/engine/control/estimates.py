@@ -24,14 +24,18 @@ _OF_KINDS = 4.0, 24.0
 which all depends on the match that it found, and of one with a model. Where others draft, that one
 is seen in the few rounds in which it is probed, and what a few bad ones say would keep it out."""
 
+_OF_AGES = 12.0
+"""Rounds of an age, the same."""
+
 _ROUNDS = 128.0
 """Judged proposals after which what they show of how alike a sequence's rounds are has faded."""
 
 _KNOWN = 16
 """Rounds of a kind after which a drafter is no longer new to it."""
 
-_YOUNG = 32
-"""Tokens that are a sequence's beginning. Later texts repeat themselves more."""
+_AGES = 32, 4
+"""Tokens that are a sequence's beginning, and its very beginning. Later texts repeat themselves
+more, and what answers a prompt is the hardest to draft."""
 
 _CHANGED = math.log(1e-3)
 """A streak of rounds that accept nothing, or all, that is less likely by what was believed shows
@@ -52,8 +56,8 @@ _LEAST = 0.01
 _STEP, _HOTTEST = 0.05, 4.0
 """Temperatures that are told apart, and from where on they are not."""
 
-_Place = tuple[Key, int, int | None, bool]
-"""A drafter's rounds: of a kind or of any, of young sequences or of all."""
+_Place = tuple[Key, int, int | None, int | None]
+"""A drafter's rounds: of a kind or of any, of sequences of an age (`_age`) or of any."""
 
 
 def key_of(temperature: float) -> Key:
@@ -61,6 +65,11 @@ def key_of(temperature: float) -> Key:
     if not temperature:
         return 0.0
     return max(1, round(min(temperature, _HOTTEST) / _STEP)) * _STEP
+
+
+def _age(tokens: int) -> int:
+    """Of a sequence of so many tokens: 0, 1 at its beginning, 2 at its very beginning."""
+    return sum(tokens < most for most in _AGES)
 
 
 @dataclass(slots=True)
@@ -118,8 +127,8 @@ class _Open:
     gains: dict[tuple[int, int], Floats] = field(default_factory=dict)
 
     @property
-    def young(self) -> bool:
-        return self.tokens < _YOUNG
+    def age(self) -> int:
+        return _age(self.tokens)
 
 
 class Estimates:
@@ -152,28 +161,39 @@ class Estimates:
     def emitted(self, slot: int, tokens: int) -> None:
         """So many tokens of a sequence."""
         if (open_ := self._open.get(slot)) is not None:
-            if open_.young and open_.tokens + tokens >= _YOUNG:
+            if open_.age != _age(open_.tokens + tokens):
                 open_.gains.clear()
             open_.tokens += tokens
             self._text += tokens
 
-    def add(self, told: Told) -> None:
-        """A proposal was judged."""
+    def length(self, slot: int) -> int:
+        """Tokens that a sequence has emitted."""
+        open_ = self._open.get(slot)
+        return 0 if open_ is None else open_.tokens
+
+    def add(self, told: Told, length: int | None = None) -> None:
+        """A proposal was judged.
+
+        Args:
+            length: tokens that its sequence had emitted by then; by default it is told at once.
+        """
         open_ = self._open.get(told.slot)
         if open_ is None:
             return
+        length = open_.tokens if length is None else length
+        proposed = _age(length - told.accepted - 1)
         which, most = (told.member, told.kind), self._members[told.member].most
         if which in open_.own:
             if which not in self._alike:
                 self._alike[which] = Likeness(_ROUNDS)
             self._alike[which].add(open_.own[which].last, told.accepted)
         else:
-            open_.own[which] = _Table(Survival(most, _OWN), open_.tokens)
-        open_.own[which].add(told, open_.tokens)
+            open_.own[which] = _Table(Survival(most, _OWN), length)
+        open_.own[which].add(told, length)
         open_.own[which].watch(told)
         open_.gains.pop(which, None)
         self._judged[which] = self._judged.get(which, 0) + 1
-        for place in self._places(open_.key, told.member, told.kind, open_.young):
+        for place in self._places(open_.key, told.member, told.kind, proposed):
             if place not in self._shared:
                 self._shared[place] = _Table(Survival(most, _OTHERS), self._text)
             self._shared[place].add(told, self._text)
@@ -188,7 +208,7 @@ class Estimates:
         open_, which = self._open[slot], (member, kind)
         gains = open_.gains.get(which)
         if gains is None:
-            alpha = self._prior(open_.key, member, kind, open_.young)
+            alpha = self._prior(open_.key, member, kind, open_.age)
             own = open_.own.get(which)
             if own is not None:
                 alike = self._alike.get(which) or Likeness(_ROUNDS)
@@ -204,20 +224,24 @@ class Estimates:
         more = self._most + 1 - len(gains)
         return np.append(gains, [gains[-1]] * more) if more else gains
 
-    def _places(self, key: Key, member: int, kind: int, young: bool) -> list[_Place]:
+    def _places(self, key: Key, member: int, kind: int, age: int) -> list[_Place]:
         """Where evidence of such a round is kept: of all first, of those most like it last."""
-        found: list[_Place] = [(key, member, None, False), (key, member, kind, False)]
-        return [*found, (key, member, kind, True)] if young else found
+        return [(key, member, None, None), (key, member, kind, None), (key, member, kind, age)]
 
-    def _prior(self, key: Key, member: int, kind: int, young: bool) -> list[float]:
+    def _prior(self, key: Key, member: int, kind: int, age: int) -> list[float]:
         """α of all sequences, looked up anew from time to time."""
-        place = key, member, kind, young
+        place = key, member, kind, age
         held = self._priors.get(place)
         if held is None or self._told - held[0] >= _FRESH:
             every, *others = self._places(*place)
             alpha = self._of(every).alpha()
             for like in others:
-                alpha = self._of(like).alpha(alpha, _OF_KINDS[not self._members[member].instant])
+                trust = (
+                    _OF_AGES
+                    if like[3] is not None
+                    else _OF_KINDS[not self._members[member].instant]
+                )
+                alpha = self._of(like).alpha(alpha, trust)
             held = self._priors[place] = self._told, alpha
         return held[1]
 

@@ -78,6 +78,9 @@ _SOON, _ANEW = 1 / 32, 64
 """After how many more measurements, as a share of all, and after how many rounds estimates are
 smoothed anew. That takes as long as all else that is done for a choice."""
 
+_TABLE = 17
+"""Sizes that are worked out at once, at least."""
+
 _GUESS = 1.0
 """Variance of the logarithm of what is expected before anything was measured."""
 
@@ -222,7 +225,7 @@ class Times(ABC):
         self._pace, self._clock = pace, pace.clock
         self._cells: dict[int, dict[int, _Cell]] = {}  # by sequences and size
         self._walks: dict[tuple[int, int | None], _Walk] = {}
-        self._found: dict[tuple[bytes, int, float], Floats] = {}  # what was asked before
+        self._tables: dict[tuple[int, float], tuple[Floats, Floats]] = {}  # sizes from 0, seconds
         self._fresh = 0, 0  # measurements and rounds until which that is as good as new
         self._guess, self._noise = 0.0, _NOISE * _NOISE
         self.measured = 0
@@ -239,7 +242,7 @@ class Times(ABC):
     def expect(self, seconds: float) -> None:
         """What size 1 may take, before anything was measured."""
         self._guess = seconds / self._pace.factor
-        self._found.clear()
+        self._tables.clear()
 
     def add(self, size: int, batch: int, seconds: float) -> None:
         value = math.log(max(seconds, 1e-9))
@@ -283,13 +286,14 @@ class Times(ABC):
         now = self._clock()
         if self.measured >= self._fresh[0] or now >= self._fresh[1]:
             self._walks.clear()
-            self._found.clear()
+            self._tables.clear()
             self._fresh = self.measured + 1 + int(_SOON * self.measured), now + _ANEW
-        asked = sizes.tobytes(), batch, hope
-        found = self._found.get(asked)
-        if found is None:
-            found = self._found[asked] = self._at(sizes, batch, hope)
-        return found * self._pace.factor
+        largest = float(sizes.max())
+        table = self._tables.get((batch, hope))
+        if table is None or largest > table[0][-1]:
+            whole = np.arange(max(_TABLE, 2 * int(largest)) + 1.0)
+            table = self._tables[batch, hope] = whole, self._at(whole, batch, hope)
+        return np.interp(sizes, *table) * self._pace.factor
 
     def _at(self, sizes: Floats, batch: int, hope: float) -> Floats:
         """The same, worked out."""
