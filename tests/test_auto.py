@@ -17,10 +17,10 @@ def load(pair, **options):
     return outpace.load(str(pair / "target"), dtype="float32", max_batch=2, **options)
 
 
-def test_the_draft_beside_the_target_and_past_outputs_are_taken(pair):
+def test_the_draft_beside_the_target_and_look_ups_are_taken(pair):
     generator = load(pair)
     names = [member.name for member in generator.engine.drafter.members]
-    assert names[0] == "suffix"
+    assert names[0] == "ngram"
     assert "draft" in names[1]
     assert generator.engine.controller is not None
 

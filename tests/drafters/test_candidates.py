@@ -14,7 +14,7 @@ from huggingface_hub import constants
 
 from checkpoints import SMALL, write
 from outpace.cli.main import run
-from outpace.drafters import Setting, SuffixDrafter, parse
+from outpace.drafters import NgramDrafter, Setting, parse
 from outpace.drafters import candidates as module
 from outpace.drafters.blueprint import Checkpoint
 from outpace.drafters.candidates import Candidate, blueprint, candidates
@@ -77,10 +77,19 @@ def why(found: list[Candidate], name: str) -> str:
 
 def test_the_shipped_pair():
     found = candidates(setting("demo"))
-    assert fitting(found) == ["suffix", "demo-draft"]
+    assert fitting(found) == ["ngram", "demo-draft"]
     assert "9.7% of the target's parameters" in why(found, "demo-draft")
     assert "demo-draft is there" in why(found, "int4")
     assert all(c.why and "\n" not in c.why for c in found)
+
+
+def test_look_ups_suit_the_size_of_the_target(made, monkeypatch):
+    at = setting(made / "large")
+    assert "ngram" in fitting(candidates(at))
+    assert "small a model" in why(candidates(at), "suffix")
+    monkeypatch.setattr(module, "_SMALL", at.source.weights.parameters)
+    assert fitting(candidates(at))[0] == "suffix"
+    assert "ngram" not in [candidate.name for candidate in candidates(at)]
 
 
 def test_they_are_a_cascade_that_can_be_built(made):
@@ -88,12 +97,12 @@ def test_they_are_a_cascade_that_can_be_built(made):
     found = candidates(at)
     made_of = blueprint(found)
     assert isinstance(made_of, Cascade)
-    assert made_of.name == "+".join(fitting(found)) == f"suffix+{made / 'tiny'}"
+    assert made_of.name == "+".join(fitting(found)) == f"ngram+{made / 'tiny'}"
     assert parse(made_of.name).name == made_of.name
     assert made_of.check(at) == []
     target = load_model(at.source)
     drafter = made_of.build(target, lambda what, done, total: None)
-    assert [type(m).__name__ for m in drafter.members] == ["SuffixDrafter", "ModelDrafter"]
+    assert [type(m).__name__ for m in drafter.members] == ["NgramDrafter", "ModelDrafter"]
 
 
 def test_a_draft_of_the_cache_is_called_by_its_id_and_not_looked_up_again(
@@ -102,7 +111,7 @@ def test_a_draft_of_the_cache_is_called_by_its_id_and_not_looked_up_again(
     cached(empty_cache, "house/small", made / "small")
     at = setting(alone(made, tmp_path))
     found = candidates(at)
-    assert fitting(found) == ["suffix", "house/small"]
+    assert fitting(found) == ["ngram", "house/small"]
     monkeypatch.setattr(huggingface_hub, "snapshot_download", None)  # not to be called
     (model,) = [c.make() for c in found if c.name == "house/small"]
     assert isinstance(model, Checkpoint)
@@ -123,16 +132,16 @@ def test_one_draft_model_is_enough(made):
 def test_without_a_draft_model_its_own_weights(made, tmp_path):
     folder = alone(made, tmp_path)
     found = candidates(setting(folder))
-    assert fitting(found) == ["suffix", "int4"]
+    assert fitting(found) == ["ngram", "int4"]
     assert why(found, "draft model").endswith("with its vocabulary on this disk")
     assert blueprint(found).check(setting(folder)) == []
     kept = candidates(setting(folder, quantize="int4"))
-    assert fitting(kept) == ["suffix"]
+    assert fitting(kept) == ["ngram"]
     assert "kept in 4 bits" in why(kept, "int4")
     plain = candidates(setting(folder, compile=False))
-    assert fitting(plain) == ["suffix"]
+    assert fitting(plain) == ["ngram"]
     assert "without compiled kernels" in why(plain, "int4")
-    assert isinstance(blueprint(plain), SuffixDrafter)
+    assert isinstance(blueprint(plain), NgramDrafter)
 
 
 def test_what_could_be_downloaded_is_named(made, tmp_path):
@@ -144,7 +153,7 @@ def test_what_could_be_downloaded_is_named(made, tmp_path):
 def test_on_a_gpu(made, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "memory_of", lambda device: (None, None))
     found = candidates(setting(alone(made, tmp_path), "cuda"))
-    assert fitting(found) == ["suffix", "recycling"]
+    assert fitting(found) == ["ngram", "recycling"]
     assert "on cuda" in why(found, "int4")
     assert "rows" in why(candidates(setting(alone(made, tmp_path / "b"))), "recycling")
 
@@ -167,7 +176,7 @@ def test_what_memory_does_not_hold_is_left_out(made, tmp_path, monkeypatch):
     assert "GB are free on cpu" in why(found, known)
     assert "GB are free on cpu" in why(found, other)
     found = candidates(setting(alone(made, tmp_path)))
-    assert fitting(found) == ["suffix"]  # not int4 either
+    assert fitting(found) == ["ngram"]  # not int4 either
 
 
 def test_memory_is_counted_as_the_target_is_kept(made, tmp_path, monkeypatch):
@@ -194,7 +203,7 @@ def test_an_adapter_in_the_checkpoint_says_its_exit(made, tmp_path):
     write_adapter(adapter(), folder, layers=3)
     found = candidates(setting(folder, compile=False))
     name = f"early-exit:3,{folder}"
-    assert fitting(found) == ["suffix", name]
+    assert fitting(found) == ["ngram", name]
     assert why(found, name).startswith("an adapter")
     made_of = parse(name)
     assert isinstance(made_of, EarlyExitDrafter)
@@ -211,7 +220,7 @@ def test_adapters_that_do_not_fit(made, tmp_path, hidden, layers, reason):
     folder = alone(made, tmp_path)
     write_adapter(adapter(hidden), folder, layers)
     found = candidates(setting(folder, compile=False))
-    assert fitting(found) == ["suffix"]
+    assert fitting(found) == ["ngram"]
     assert reason in why(found, "early-exit")
 
 
@@ -255,7 +264,7 @@ def test_outside_the_llama_family(made, tmp_path):
     for file in (made / "tokenizer").iterdir():
         shutil.copy(file, folder)
     found = candidates(setting(folder))
-    assert fitting(found) == ["suffix"]
+    assert fitting(found) == ["ngram"]
     assert "for the Llama family" in why(found, "int4")
 
 
@@ -275,14 +284,16 @@ def test_a_target_that_cannot_roll_back_has_none(made, tmp_path):
 def test_the_command_lists_them(capsys):
     assert run(["drafters", "demo", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in rows if row["fits"]] == ["suffix", "demo-draft"]
-    assert {"recycling", "int4", "early-exit"} == {row["name"] for row in rows if not row["fits"]}
+    assert [row["name"] for row in rows if row["fits"]] == ["ngram", "demo-draft"]
+    assert {"suffix", "recycling", "int4", "early-exit"} == {
+        row["name"] for row in rows if not row["fits"]
+    }
     assert all(set(row) == {"name", "fits", "why"} for row in rows)
     assert run(["drafters", "demo"]) == 0
     out = capsys.readouterr().out
     assert "May draft for demo:" in out
     assert "Left out:" in out
-    assert "Try: --drafter suffix+demo-draft" in out
+    assert "Try: --drafter ngram+demo-draft" in out
 
 
 def test_the_command_does_not_list_every_folder(made, tmp_path, capsys):
@@ -290,8 +301,8 @@ def test_the_command_does_not_list_every_folder(made, tmp_path, capsys):
         shutil.copytree(made / "large", tmp_path / f"copy{i}")
     assert run(["drafters", str(tmp_path / "copy0"), "--no-compile"]) == 0
     out = capsys.readouterr().out
-    assert "... and 6 more: --json lists them." in out  # 14 copies, four others
-    assert out.count("100% of the") == 8
+    assert "... and 7 more: --json lists them." in out  # 14 copies, five others
+    assert out.count("100% of the") == 7
     assert run(["drafters", str(tmp_path / "copy0"), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) > 15
 

@@ -17,10 +17,15 @@ from ..models.quantize import QUANTIZATIONS
 from .blueprint import Blueprint, Checkpoint, Setting
 from .cascade import Cascade
 from .early_exit import EarlyExitDrafter, trained_exit
+from .ngram import NgramDrafter
 from .quantized import int4
 from .recycling import RecyclingDrafter
 from .siblings import Sibling, known_drafts, siblings
 from .suffix import SuffixDrafter
+
+_SMALL = 100_000_000
+"""Parameters of a target below which a look-up's time counts: it takes a tenth of a millisecond or
+two, and a pass of 4 million parameters 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,9 @@ def candidates(setting: Setting, cache: Path | None = None) -> list[Candidate]:
     best = [model for model in models if model.fits]
     own = [_quantized(setting, best), _exit(setting)]
     others = [model for model in models if not model.fits]
-    return sorted([_suffix(), _recycling(setting), *best, *own, *others], key=lambda c: not c.fits)
+    return sorted(
+        [*_lookups(setting), _recycling(setting), *best, *own, *others], key=lambda c: not c.fits
+    )
 
 
 def blueprint(found: Sequence[Candidate]) -> Blueprint | None:
@@ -84,14 +91,21 @@ def _refusal(setting: Setting) -> str:
     return ""
 
 
-def _suffix() -> Candidate:
+def _lookups(setting: Setting) -> list[Candidate]:
+    """The one that suits such a target, and the other."""
+    small = setting.source.weights.parameters < _SMALL
     why = "costs next to nothing, and pays where text repeats itself"
-    return Candidate("suffix", why, SuffixDrafter)
+    if not small:
+        return [Candidate("suffix", why, SuffixDrafter)]
+    other = (
+        "a pass of so small a model takes little longer than its look-ups: 'ngram' has faster ones"
+    )
+    return [Candidate("ngram", why, NgramDrafter), Candidate("suffix", other)]
 
 
 def _recycling(setting: Setting) -> Candidate:
     if setting.device.type == "cpu":
-        why = "its trees cost rows of a pass, which take time on a CPU: 'suffix' does better there"
+        why = "its trees cost rows of a pass, which take time on a CPU: look-ups do better there"
         return Candidate("recycling", why)
     why = f"drafts for any text, by trees whose rows cost little on {setting.device.type}"
     return Candidate("recycling", why, RecyclingDrafter)

@@ -153,7 +153,8 @@ class Controller:
         self._last = [0] * len(self.members)  # rounds of the last looks
         self._early: set[int] = set()  # those that are looked at in this round as they are eager
         self._unaided = 1.0  # times plain decoding's pace, without looks
-        self._let_down: set[int] = set()  # those of whom such a look brought nothing
+        self._passes = [0.0] * (self.most + 1)  # what look-ups that are taken cost, by K
+        self._let_down: dict[int, tuple[int, int]] = {}  # until when nobody is eager, for how long
         self._right = [0.0] * len(self.members)  # running means of tokens that were right
         self._eager: set[int] = set()  # those without a model that were right when last judged
 
@@ -169,6 +170,7 @@ class Controller:
         self._keys[slot], self._opened = key, True
         self._worths[slot] = self._prices.plain(1)
         self._estimates.open(slot, key)
+        self._let_down.clear()
         self._held.drop()
 
     def close(self, slot: int) -> None:
@@ -280,7 +282,6 @@ class Controller:
         eager, self._eager = self._eager, set()
         due = {i for i in self._instant if self._until_look(i) <= 0}
         self._early = eager - due
-        self._let_down -= due
         for i in eager | due:
             self._last[i] = self._round
             if not self._chosen[1]:
@@ -348,6 +349,7 @@ class Controller:
         if not self._asked:
             return PLAIN, False
         each = self._value(asks, crowded)
+        self._passes = self._prices.rest(np.arange(1.0, self.most + 2), n).tolist()
         tokens, rows = self._instants(asks)
         looked = any(a.offers for a in asks)
         if looked:
@@ -571,8 +573,11 @@ class Controller:
         """By how much looks at these have raised the best rate."""
         for i in looked:
             self._looked[i] += 1
-            if not gain and i in self._early:
-                self._let_down.add(i)
+            if gain:
+                self._let_down.pop(i, None)
+            elif i in self._early:
+                rounds = 2 * self._let_down.get(i, (0, 1))[1]
+                self._let_down[i] = self._round + rounds, rounds
             slow = 4 if gain > self._worth[i] else _SETTLED  # what pays again is soon noticed
             self._worth[i] += (gain - self._worth[i]) * max(1 / slow, 1 / self._looked[i])
 
@@ -591,9 +596,14 @@ class Controller:
             self._vain = False
         if not self.members[i].instant:
             if told.accepted == told.reached >= _PAUSE:  # a text that repeats itself, perhaps
-                self._eager.update(j for j in self._instant if j not in self._let_down)
-        elif self._pays(i, told.accepted) and i not in self._let_down:
+                self._eager.update(j for j in self._instant if self._hopeful(j))
+        elif self._hopeful(i) and self._pays(i, told.accepted):
             self._eager.add(i)
+
+    def _hopeful(self, i: int) -> bool:
+        """Whether somebody may be eager to look: who looked in vain waits for two rounds, and then
+        for twice as many as before."""
+        return self._round >= self._let_down.get(i, (0, 0))[0]
 
     def _pays(self, i: int, accepted: int) -> bool:
         """Whether it seems to pay to look at a drafter again and to take what it proposes, rather
@@ -602,8 +612,7 @@ class Controller:
         right[i] += (accepted - right[i]) / (2 * n)
         if accepted < _PAUSE:
             return False
-        seconds = self._prices.look(i)
-        seconds += float(self._prices.rest(np.array([right[i] + 1]), n)[0])
+        seconds = self._prices.look(i) + self._passes[min(round(right[i]), self.most)]
         return (right[i] + 1) * self._prices.plain(n) > self._unaided * seconds
 
     def spent(self, picks: Sequence[Pick | None], spent: Spent) -> None:

@@ -44,7 +44,7 @@ that the text is another one now: what it showed before is forgotten."""
 _AWARE = 2.0
 """Rounds that outweigh what others have shown from then on."""
 
-_FRESH = 8
+_FRESH = 16
 """Judged proposals before what all sequences show is looked up anew."""
 
 Key = float
