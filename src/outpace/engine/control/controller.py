@@ -50,7 +50,7 @@ _HORIZON = 64
 _NEWS = 256
 """Of what was told, that waits for a choice."""
 
-_SURPRISE = 2.0
+_SURPRISE = 2.5
 """Standard deviations that what was accepted since a choice may be from what was expected before
 it is thought about anew."""
 
@@ -252,18 +252,18 @@ class Controller:
         if not drafts:
             self._rest(slots)
             return [None] * len(slots)
-        m, k = choice.member, self._varied(choice).k
+        m, k = choice.member, self._varied(choice)
         return [Pick(m, min(k, budget)) if budget else None for budget in budgets]
 
-    def _varied(self, choice: Choice) -> Choice:
-        """A choice of a model, or its neighbour, so that it becomes known what that costs: from
-        one row to the next that may go up or down by more than drafting further brings."""
+    def _varied(self, choice: Choice) -> int:
+        """The K of a choice of a model, or its neighbour, so that it becomes known what that costs:
+        from one row to the next that may go up or down by more than drafting further brings."""
         self._drafted += 1
         turn, rest = divmod(self._drafted, _VARY)
         k, most = choice.k, min(self.most, self.members[choice.member].most)
         if not rest and not self._fixed:
             k, self._now = (k + 1 if turn % 2 else max(1, k - 1)), PLAIN
-        return choice._replace(k=min(k, most))
+        return min(k, most)
 
     def sits_out(self) -> None:
         """Begin a round in which nobody may draft."""
@@ -324,7 +324,8 @@ class Controller:
             self._now, picks = PLAIN, self._trial(asks)
         else:
             model = choice.member >= 0 and choice.k
-            picks = self._assign(asks, self._varied(choice) if model else choice)
+            k = self._varied(choice) if model else choice.k
+            picks = self._assign(asks, choice.member, k)
             self._count_looks({i for a in asks for i in a.offers}, choice.gain)
             if not any(picks):
                 self._rest([a.slot for a in asks])
@@ -405,10 +406,9 @@ class Controller:
         each = each * np.sqrt([variance(g, k) for g in gains])
         return saves, math.sqrt(each @ each)
 
-    def _assign(self, asks: Sequence[Ask], choice: Choice) -> list[Pick | None]:
+    def _assign(self, asks: Sequence[Ask], member: int, k: int) -> list[Pick | None]:
         """Who drafts for each sequence: the model that was chosen, or who promises more without
         one. Of a single sequence's both have been compared."""
-        member, k = choice.member, choice.k
         if not k:
             return [None] * len(asks)
         picks: list[Pick | None] = []
@@ -623,8 +623,9 @@ class Controller:
         if len(self._news) > _NEWS:
             self._learn()
         if plain and not self._fixed:
-            self._purse.spent(spent.seconds - spent.reading, saved, plain)
-            self._lost += spent.seconds - spent.reading - saved
+            seconds = spent.seconds - spent.reading
+            self._purse.spent(seconds, saved, plain)
+            self._lost += seconds - saved
             if self._purse.empty or self._lost > _LOST * plain or self._surprised(saved):
                 self._held.drop()
 

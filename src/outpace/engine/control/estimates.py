@@ -161,9 +161,9 @@ class Estimates:
     def emitted(self, slot: int, tokens: int) -> None:
         """So many tokens of a sequence."""
         if (open_ := self._open.get(slot)) is not None:
-            if open_.age != _age(open_.tokens + tokens):
+            before, open_.tokens = open_.tokens, open_.tokens + tokens
+            if before < _AGES[0] and _age(before) != open_.age:
                 open_.gains.clear()
-            open_.tokens += tokens
             self._text += tokens
 
     def length(self, slot: int) -> int:

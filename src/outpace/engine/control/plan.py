@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,7 @@ class Profile:
     whole: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """A sequence that takes part in a round.
 
     Attributes:
@@ -43,12 +44,11 @@ class Ask:
     slot: int
     budget: int
     left: int
-    offers: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    lags: Mapping[int, int | None] = field(default_factory=dict)
+    offers: Mapping[int, Sequence[int]] = MappingProxyType({})
+    lags: Mapping[int, int | None] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(NamedTuple):
     """Who drafts for a sequence, and how far.
 
     Attributes:
@@ -62,8 +62,7 @@ class Pick:
     kind: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(NamedTuple):
     """What became of a drafter's proposal.
 
     Attributes:
@@ -78,8 +77,7 @@ class Told:
     accepted: int
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
+class Spent(NamedTuple):
     """Seconds of a round.
 
     Attributes:
