@@ -350,7 +350,8 @@ class Controller:
         if not self._asked:
             return PLAIN, False
         each = self._value(asks, crowded)
-        self._passes = self._prices.rest(np.arange(1.0, self.most + 2), n).tolist()
+        if self._instant:
+            self._passes = self._prices.rest(np.arange(1.0, self.most + 2), n).tolist()
         tokens, rows = self._instants(asks)
         looked = any(a.offers for a in asks)
         if looked:
