@@ -184,3 +184,18 @@ def test_what_texts_show_at_their_beginning_is_expected_there():
     assert min(starts[True]) > 2.5  # all of it is said to be of old ones
     assert estimates.length(1) == 70
     assert estimates.length(7) == 0
+
+
+def test_it_is_said_when_a_sequence_comes_to_another_age():
+    estimates = Estimates(MEMBERS, 4)
+    estimates.open(0, 0.8)
+    ages = [estimates.like(0)[1]]
+    changes = []
+    for emitted in range(1, 60):
+        if estimates.emitted(0, 1):
+            changes.append(emitted)
+            ages.append(estimates.like(0)[1])
+    assert changes == [4, 32]
+    assert ages == [2, 1, 0]
+    assert estimates.like(0)[0] == 0.8
+    assert not estimates.emitted(7, 40)  # which has ended

@@ -57,8 +57,9 @@ it is thought about anew."""
 _LOST = 2
 """Plain rounds that may be lost since a choice, beside plain decoding, before that, too."""
 
-_VARY = 32
-"""Of so many rounds of a choice, one drafts a token more or less."""
+_VARY, _NEIGHBOURS = 32, (1, -1, 2, -1)
+"""Of so many rounds of a choice, one drafts as many tokens more or less: two, too, as the next K
+may be dear and the one behind it cheap."""
 
 _NEAR = 8, 0.1
 """Tokens by which two sequences may differ in what is left, and it is open who ends first; or so
@@ -148,6 +149,7 @@ class Controller:
         self._batch = 1
         self._asked = self.most  # the longest budget of those
         self._chosen = -1, 0
+        self._usual: dict[tuple[Key, int], tuple[int, int]] = {}  # for single sequences, by age
         self._worth = [0.0] * len(self.members)  # of a look: by how much it raised the rate
         self._looked = [0] * len(self.members)
         self._last = [0] * len(self.members)  # rounds of the last looks
@@ -262,7 +264,8 @@ class Controller:
         turn, rest = divmod(self._drafted, _VARY)
         k, most = choice.k, min(self.most, self.members[choice.member].most)
         if not rest and not self._fixed:
-            k, self._now = (k + 1 if turn % 2 else max(1, k - 1)), PLAIN
+            more = min(_NEIGHBOURS[turn % len(_NEIGHBOURS)], k)  # not more than twice as many
+            k, self._now = max(1, k + more), PLAIN
         return min(k, most)
 
     def sits_out(self) -> None:
@@ -379,6 +382,8 @@ class Controller:
             self._vain = not k
         self._opened = False
         self._chosen, self._lost, self._more, self._since = (member, k), 0.0, 0.0, 0
+        if n == 1:
+            self._usual[self._estimates.like(asks[0].slot)] = self._chosen
         return Choice(member, k, gain, *self._expected(asks, each, best, k)), tried
 
     def _trial(self, asks: Sequence[Ask]) -> list[Pick | None]:
@@ -586,7 +591,10 @@ class Controller:
 
     def emitted(self, slot: int, tokens: int) -> None:
         """So many tokens of a sequence."""
-        self._estimates.emitted(slot, tokens)
+        if self._estimates.emitted(slot, tokens) and self._batch == 1:
+            usual = self._usual.get(self._estimates.like(slot))
+            if usual != self._chosen:  # for sequences so old something else was chosen
+                self._held.drop()
         self._earned += tokens * self._worths.get(slot, 0.0)
 
     def told(self, told: Told) -> None:

@@ -158,13 +158,21 @@ class Estimates:
         self._shared.clear()
         self._priors.clear()
 
-    def emitted(self, slot: int, tokens: int) -> None:
-        """So many tokens of a sequence."""
-        if (open_ := self._open.get(slot)) is not None:
-            before, open_.tokens = open_.tokens, open_.tokens + tokens
-            if before < _AGES[0] and _age(before) != open_.age:
-                open_.gains.clear()
-            self._text += tokens
+    def emitted(self, slot: int, tokens: int) -> bool:
+        """So many tokens of a sequence; whether its age is another one now."""
+        if (open_ := self._open.get(slot)) is None:
+            return False
+        before, open_.tokens = open_.tokens, open_.tokens + tokens
+        self._text += tokens
+        aged = before < _AGES[0] and _age(before) != open_.age
+        if aged:
+            open_.gains.clear()
+        return aged
+
+    def like(self, slot: int) -> tuple[Key, int]:
+        """What sequences are like it: of this temperature and age."""
+        open_ = self._open[slot]
+        return open_.key, open_.age
 
     def length(self, slot: int) -> int:
         """Tokens that a sequence has emitted."""
