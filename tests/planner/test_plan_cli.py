@@ -65,7 +65,7 @@ def test_the_shipped_pair_is_a_candidate_for_the_shipped_target():
     here = Assembly("demo")
     suited = {c.name for c in here.candidates if c.fits}
     found = set(checked(here, asked(), ["import os"], None))
-    assert found == suited | {"ngram", "int4"}
+    assert found == suited | {"ngram", "suffix", "int4"}
     assert "demo-draft" in found
     assert set(checked(here, asked(), ["import os"], ["suffix"])) == {"suffix"}
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _TOKENS = 64
 
-_MEASURED_TOO = "ngram", "int4"
+_MEASURED_TOO = "ngram", "suffix", "int4"
 """Drafters that are measured beside those that `drafter="auto"` takes, where they can draft."""
 
 
