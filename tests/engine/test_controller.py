@@ -554,6 +554,19 @@ def test_who_is_looked_at_in_vain_waits_for_longer_each_time_until_a_text_begins
     assert control._hopeful(1)
 
 
+def test_at_an_age_at_which_something_else_was_chosen_last_it_is_thought_about_anew(monkeypatch):
+    control, drops = still(), []
+    length = control._estimates.length
+    monkeypatch.setattr(control._held, "drop", lambda: drops.append(length(0)))
+    for chosen, usual, expected in (((0, 2), (0, 6), [4, 32]), ((0, 6), (0, 6), [])):
+        control.open(0, 0.0)
+        control._chosen, control._usual = chosen, {(0.0, 1): usual, (0.0, 0): usual}
+        drops.clear()
+        for _ in range(40):
+            control.emitted(0, 1)
+        assert drops == expected
+
+
 def test_what_goes_better_than_expected_is_thought_about_anew():
     def better(at, depth):
         return 0.6 if at < 40 else 0.97

@@ -325,7 +325,7 @@ class Drafting:
         tokens, open_ = slot.context.tokens, []
         for p in slot.proposals:
             refused = False
-            deepest = p.tree.depths[-1] if p.tree.is_chain else max(p.tree.depths)
+            deepest = max(p.tree.depths)
             for token in tokens[p.start + p.depth : p.start + deepest]:
                 below = _children(p.tree, p.node)
                 node = next((c for c in below if p.tokens[c] == token), None)
@@ -418,9 +418,9 @@ def _counts(tree: Tree) -> Sequence[int]:
     return [sum(depth <= d for depth in tree.depths) for d in range(deepest + 1)]
 
 
-def _children(tree: Tree, node: int) -> Sequence[int]:
+def _children(tree: Tree, node: int) -> list[int]:
     if tree.is_chain:
-        return (node + 1,) if node + 1 < len(tree) else ()
+        return [node + 1] if node + 1 < len(tree) else []
     return [c for c, parent in enumerate(tree.parents) if parent == node]
 
 

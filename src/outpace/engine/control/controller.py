@@ -58,7 +58,7 @@ _LOST = 2
 """Plain rounds that may be lost since a choice, beside plain decoding, before that, too."""
 
 _VARY, _NEIGHBOURS = 32, (1, -1, 2, -1)
-"""Of so many rounds of a choice, one drafts as many tokens more or less: two, too, as the next K
+"""Of so many rounds of a choice, one drafts so many tokens more, in turn: two, too, as the next K
 may be dear and the one behind it cheap."""
 
 _NEAR = 8, 0.1

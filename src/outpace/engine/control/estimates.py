@@ -241,15 +241,10 @@ class Estimates:
         place = key, member, kind, age
         held = self._priors.get(place)
         if held is None or self._told - held[0] >= _FRESH:
-            every, *others = self._places(*place)
+            every, of_kind, of_age = self._places(*place)
             alpha = self._of(every).alpha()
-            for like in others:
-                trust = (
-                    _OF_AGES
-                    if like[3] is not None
-                    else _OF_KINDS[not self._members[member].instant]
-                )
-                alpha = self._of(like).alpha(alpha, trust)
+            alpha = self._of(of_kind).alpha(alpha, _OF_KINDS[not self._members[member].instant])
+            alpha = self._of(of_age).alpha(alpha, _OF_AGES)
             held = self._priors[place] = self._told, alpha
         return held[1]
 
