@@ -15,6 +15,8 @@ Hostile drafters: "random" has the draft's shape and random weights, "self" is t
 as dear as it is. "two loads" takes its prompts from "data" first and then from "free".
 Requests have no seed unless --seeded. Every repeat takes the same prompts; the engines stay, but
 drafters forget the texts, and "cold" is the first repeat alone, in which nothing is known.
+"best" and "drafters" run --engines of those that choose, as what one learns first stays with it:
+their mean is held against the best, and each one's is shown.
 """
 
 from __future__ import annotations
@@ -201,26 +203,36 @@ def best(bench: Bench) -> Iterator[dict[str, Any]]:
         for temperature in o.temperatures:
             for name in o.drafters:
                 runs = {"plain": bench.generator(None, 0, 1)}
-                runs["auto"] = bench.generator(name, "auto", 1)
+                runs |= several(lambda name=name: bench.generator(name, "auto", 1), o.engines)
                 runs |= {f"K={k}": bench.generator(name, k, 1) for k in FIXED}
                 spent = bench.seconds(runs, prompts, temperature)
                 row = {"load": load, "temperature": temperature, "drafter": name} | ratios(spent)
                 yield row | beside_best(spent)
 
 
+def several(build: Callable[[], Generator], count: int) -> dict[str, Generator]:
+    """The first is "auto"."""
+    return {f"auto {i}" if i else "auto": build() for i in range(count)}
+
+
 def beside_best(spent: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """The best but auto, and auto beside it. The best of many noisy ones is the luckiest, too: so
     each half of the repeats is held against the best one of the other half, the first not
     counted, which nothing is learned before."""
-    others = [name for name in spent if name != "auto"]
+    autos = [name for name in spent if name.startswith("auto")]
+    others = [name for name in spent if name not in autos]
     halves = [{n: statistics.fmean(s[at::2]) for n, s in spent.items()} for at in (1, 2)]
     found = []
     for seen, judged in (halves, halves[::-1]):
         top = min(others, key=lambda n: seen[n])
-        found.append(judged[top] / judged["auto"])
+        found.append([judged[top] / judged[auto] for auto in autos])
+    each = [statistics.fmean(pair) for pair in zip(*found, strict=True)]
     whole = {n: statistics.fmean(s[1:]) for n, s in spent.items()}
-    top = min(others, key=lambda n: whole[n])
-    return {"best": top, "auto/best": round(statistics.fmean(found), 3)}
+    return {
+        "best": min(others, key=lambda n: whole[n]),
+        "auto/best": round(statistics.fmean(each), 3),
+        "each": [round(ratio, 3) for ratio in each],
+    }
 
 
 def change(bench: Bench) -> Iterator[dict[str, Any]]:
@@ -266,7 +278,7 @@ def drafters(bench: Bench) -> Iterator[dict[str, Any]]:
         prompts = bench.prompts(load, o.prompts)
         for temperature in o.temperatures:
             runs = {"plain": bench.generator(None, 0, 1)}
-            runs["auto"] = Assembly(o.model, max_batch=1).load()
+            runs |= several(lambda: Assembly(o.model, max_batch=1).load(), o.engines)
             runs |= {name: bench.generator(name, "auto", 1) for name in SINGLE}
             spent = bench.seconds(runs, prompts, temperature)
             row = {"load": load, "temperature": temperature} | ratios(spent)
@@ -293,6 +305,7 @@ def main() -> None:
     parser.add_argument("--k", nargs="*", type=int, default=[4])
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--engines", type=int, default=3, help="that choose, of best and drafters")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--seeded", action="store_true")
     parser.add_argument("--name")
