@@ -7,8 +7,8 @@ Four questions, all of the shipped pair, in one run each, those who are compared
         of which there are more where that is in doubt;
         "plain again", which is the same engine twice, shows how far such ratios can be trusted
     python benchmarks/never_slower.py best      k="auto" beside every fixed K
-    python benchmarks/never_slower.py change    a load that changes half-way: tokens per second
-        behind the first 128 tokens of the new load beside the best fixed K on it
+    python benchmarks/never_slower.py change    a load that changes half-way: seconds behind the
+        first 128 tokens of the new load beside the best fixed K on it
     python benchmarks/never_slower.py drafters  drafter="auto" beside every single drafter
 
 Hostile drafters: "random" has the draft's shape and random weights, "self" is the target itself,
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import random
 import statistics
 import tempfile
@@ -46,9 +47,9 @@ GRID = ("DRAFT", "ngram", "suffix", "recycling", "int4", "suffix+DRAFT", "random
 SINGLE = ("DRAFT", "ngram", "suffix", "recycling", "int4")
 FIXED = (1, 2, 3, 4, 6, 8, 12, 16)
 TWO_LOADS = "two loads"
-DOUBTFUL, MOST = 0.985, 4
-"""Of the grid: cells that are not clearly above 0.97 are repeated so many times as often at most.
-All repeats count."""
+BOUND, MOST = 0.97, 4
+"""Of the grid: cells that are not above the first by two standard errors are repeated so many times
+as often at most. All repeats count."""
 
 BEHIND = 128
 """Tokens of a new load behind which the pace is taken."""
@@ -134,18 +135,26 @@ class Bench:
         another order."""
         spent: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(self.options.repeats):
-            for name, generator in runs.items():
-                spent[name].append(0.0)
+            for generator in runs.values():
                 if generator.engine.drafter is not None:
                     generator.engine.drafter.forget()  # the texts of these very prompts
-            size = next(iter(runs.values())).engine.free_slots
-            for start in range(0, len(prompts), size):
-                some = list(prompts[start : start + size])
-                params = [self.params(temperature, start + i) for i in range(len(some))]
-                for name in self._order.sample(list(runs), len(runs)):
-                    began = time.perf_counter()
-                    runs[name].generate(some, params=params)
-                    spent[name][-1] += time.perf_counter() - began
+            for name, seconds in self.in_turns(runs, prompts, temperature).items():
+                spent[name].append(sum(seconds))
+        return spent
+
+    def in_turns(
+        self, runs: Mapping[str, Generator], prompts: Sequence[list[int]], temperature: float
+    ) -> dict[str, list[float]]:
+        """Of each, a number per prompt, or per batch."""
+        spent: dict[str, list[float]] = {name: [] for name in runs}
+        size = next(iter(runs.values())).engine.free_slots
+        for start in range(0, len(prompts), size):
+            some = list(prompts[start : start + size])
+            params = [self.params(temperature, start + i) for i in range(len(some))]
+            for name in self._order.sample(list(runs), len(runs)):
+                began = time.perf_counter()
+                runs[name].generate(some, params=params)
+                spent[name].append(time.perf_counter() - began)
         return spent
 
 
@@ -161,9 +170,7 @@ def grid(bench: Bench) -> Iterator[dict[str, Any]]:
                     runs["auto"] = bench.generator(name, "auto", batch)
                     runs |= {f"K={k}": bench.generator(name, k, batch) for k in o.k}
                     spent = bench.seconds(runs, prompts, temperature)
-                    while (
-                        ratios(spent)["auto"] < DOUBTFUL and len(spent["auto"]) < MOST * o.repeats
-                    ):
+                    while doubtful(spent) and len(spent["auto"]) < MOST * o.repeats:
                         for run, seconds in bench.seconds(runs, prompts, temperature).items():
                             spent[run] += seconds
                     row = {"load": load, "temperature": temperature, "batch": batch}
@@ -181,6 +188,15 @@ def ratios(spent: Mapping[str, Sequence[float]]) -> dict[str, Any]:
             if name == "auto":
                 found["auto, cold"] = round(each[0], 3)
     return found
+
+
+def doubtful(spent: Mapping[str, Sequence[float]]) -> bool:
+    """Whether auto may be below the bound."""
+    each = [a / b for a, b in zip(spent["plain"], spent["auto"], strict=True)]
+    if len(each) < 2:
+        return True
+    error = statistics.stdev(each) / math.sqrt(len(each))
+    return statistics.median(each) - 2 * error < BOUND
 
 
 def choices(generator: Generator) -> dict[str, Any]:
@@ -215,19 +231,19 @@ def several(build: Callable[[], Generator], count: int) -> dict[str, Generator]:
     return {f"auto {i}" if i else "auto": build() for i in range(count)}
 
 
-def beside_best(spent: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+def beside_best(spent: Mapping[str, Sequence[float]], skip: int = 1) -> dict[str, Any]:
     """The best but auto, and auto beside it. The best of many noisy ones is the luckiest, too: so
     each half of the repeats is held against the best one of the other half, the first not
     counted, which nothing is learned before."""
     autos = [name for name in spent if name.startswith("auto")]
     others = [name for name in spent if name not in autos]
-    halves = [{n: statistics.fmean(s[at::2]) for n, s in spent.items()} for at in (1, 2)]
+    halves = [{n: statistics.fmean(s[skip + at :: 2]) for n, s in spent.items()} for at in (0, 1)]
     found = []
     for seen, judged in (halves, halves[::-1]):
         top = min(others, key=lambda n: seen[n])
         found.append([judged[top] / judged[auto] for auto in autos])
     each = [statistics.fmean(pair) for pair in zip(*found, strict=True)]
-    whole = {n: statistics.fmean(s[1:]) for n, s in spent.items()}
+    whole = {n: statistics.fmean(s[skip:]) for n, s in spent.items()}
     return {
         "best": min(others, key=lambda n: whole[n]),
         "auto/best": round(statistics.fmean(each), 3),
@@ -236,40 +252,30 @@ def beside_best(spent: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 
 def change(bench: Bench) -> Iterator[dict[str, Any]]:
-    """From each load to each other one, and from one temperature to another."""
+    """To each load from each other one, and from one temperature to another: seconds behind the
+    first tokens of the new one. In every repeat new engines begin with the old load; what a K is
+    worth does not depend on it."""
     o = bench.options
-    moves = [((a, t), (b, t)) for a in o.loads for b in o.loads if a != b for t in o.temperatures]
-    moves += [((a, 1.2), (a, 0.0)) for a in o.loads] + [((a, 0.0), (a, 1.2)) for a in o.loads]
+    moves = {(b, t): [(a, t) for a in o.loads if a != b] for b in o.loads for t in o.temperatures}
+    for load in o.loads:
+        moves.setdefault((load, 0.0), []).append((load, 1.2))
+        moves.setdefault((load, 1.2), []).append((load, 0.0))
+    skipped = -(-BEHIND // o.tokens)  # prompts
     for name in o.drafters:
-        for (load, temperature), (new_load, new) in moves:
-            before, after = bench.prompts(load, o.prompts), bench.prompts(new_load, o.prompts)
-            paces: dict[str, list[float]] = {}
+        fixed = {f"K={k}": bench.generator(name if k else None, k, 1) for k in (0, *FIXED)}
+        for (load, temperature), sources in moves.items():
+            spent: dict[str, list[float]] = {}
             for _ in range(o.repeats):
-                for run, k in {"auto": "auto", **{f"K={k}": k for k in (0, *FIXED)}}.items():
-                    generator = bench.generator(name if k else None, k, 1)
-                    if k == "auto":
-                        for i, ids in enumerate(before):
-                            generator.generate(ids, params=bench.params(temperature, i))
-                    paces.setdefault(run, []).append(_pace(bench, generator, after, new))
-            median = {run: statistics.median(pace) for run, pace in paces.items()}
-            top = min((r for r in median if r != "auto"), key=lambda r: median[r])
-            row = {"drafter": name, "from": [load, temperature], "to": [new_load, new]}
-            yield row | {"best": top, "auto/best": round(median[top] / median["auto"], 3)}
-
-
-def _pace(
-    bench: Bench, generator: Generator, prompts: Sequence[list[int]], temperature: float
-) -> float:
-    """Seconds per token behind the first tokens of these prompts, prefill included."""
-    emitted, seconds = 0, 0.0
-    for i, ids in enumerate(prompts):
-        began = time.perf_counter()
-        result = generator.generate(ids, params=bench.params(temperature, i))
-        if emitted >= BEHIND:
-            seconds += time.perf_counter() - began
-        emitted += len(result.token_ids)
-    first = -(-BEHIND // bench.options.tokens) * bench.options.tokens
-    return seconds / (emitted - first)
+                runs = dict(fixed)
+                for source in sources:
+                    run = runs[f"auto from {source}"] = bench.generator(name, "auto", 1)
+                    for i, ids in enumerate(bench.prompts(source[0], o.prompts)):
+                        run.generate(ids, params=bench.params(source[1], i))
+                seconds = bench.in_turns(runs, bench.prompts(load, o.prompts), temperature)
+                for run, each in seconds.items():
+                    spent.setdefault(run, []).append(sum(each[skipped:]))
+            row = {"drafter": name, "to": (load, temperature), "from": sources}
+            yield row | beside_best(spent, 0)
 
 
 def drafters(bench: Bench) -> Iterator[dict[str, Any]]:
