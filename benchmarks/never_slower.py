@@ -135,9 +135,7 @@ class Bench:
         another order."""
         spent: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(self.options.repeats):
-            for generator in runs.values():
-                if generator.engine.drafter is not None:
-                    generator.engine.drafter.forget()  # the texts of these very prompts
+            forget(runs)
             for name, seconds in self.in_turns(runs, prompts, temperature).items():
                 spent[name].append(sum(seconds))
         return spent
@@ -156,6 +154,13 @@ class Bench:
                 runs[name].generate(some, params=params)
                 spent[name].append(time.perf_counter() - began)
         return spent
+
+
+def forget(runs: Mapping[str, Generator]) -> None:
+    """The texts of these very prompts, as drafters remember them."""
+    for generator in runs.values():
+        if generator.engine.drafter is not None:
+            generator.engine.drafter.forget()
 
 
 def grid(bench: Bench) -> Iterator[dict[str, Any]]:
@@ -183,16 +188,20 @@ def ratios(spent: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, seconds in spent.items():
         if name != "plain":
-            each = [a / b for a, b in zip(spent["plain"], seconds, strict=True)]
+            each = over(spent["plain"], seconds)
             found[name] = round(statistics.median(each), 3)
             if name == "auto":
                 found["auto, cold"] = round(each[0], 3)
     return found
 
 
+def over(plain: Sequence[float], seconds: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(plain, seconds, strict=True)]
+
+
 def doubtful(spent: Mapping[str, Sequence[float]]) -> bool:
     """Whether auto may be below the bound."""
-    each = [a / b for a, b in zip(spent["plain"], spent["auto"], strict=True)]
+    each = over(spent["plain"], spent["auto"])
     if len(each) < 2:
         return True
     error = statistics.stdev(each) / math.sqrt(len(each))
@@ -233,8 +242,11 @@ def several(build: Callable[[], Generator], count: int) -> dict[str, Generator]:
 
 def beside_best(spent: Mapping[str, Sequence[float]], skip: int = 1) -> dict[str, Any]:
     """The best but auto, and auto beside it. The best of many noisy ones is the luckiest, too: so
-    each half of the repeats is held against the best one of the other half, the first not
-    counted, which nothing is learned before."""
+    each half of the repeats is held against the best one of the other half.
+
+    Args:
+        skip: repeats that are not counted: before the first nothing is learned.
+    """
     autos = [name for name in spent if name.startswith("auto")]
     others = [name for name in spent if name not in autos]
     halves = [{n: statistics.fmean(s[skip + at :: 2]) for n, s in spent.items()} for at in (0, 1)]
@@ -261,17 +273,19 @@ def change(bench: Bench) -> Iterator[dict[str, Any]]:
         moves.setdefault((load, 0.0), []).append((load, 1.2))
         moves.setdefault((load, 1.2), []).append((load, 0.0))
     skipped = -(-BEHIND // o.tokens)  # prompts
+    texts = {load: bench.prompts(load, o.prompts) for load in o.loads}
     for name in o.drafters:
         fixed = {f"K={k}": bench.generator(name if k else None, k, 1) for k in (0, *FIXED)}
         for (load, temperature), sources in moves.items():
             spent: dict[str, list[float]] = {}
             for _ in range(o.repeats):
+                forget(fixed)
                 runs = dict(fixed)
                 for source in sources:
                     run = runs[f"auto from {source}"] = bench.generator(name, "auto", 1)
-                    for i, ids in enumerate(bench.prompts(source[0], o.prompts)):
+                    for i, ids in enumerate(texts[source[0]]):
                         run.generate(ids, params=bench.params(source[1], i))
-                seconds = bench.in_turns(runs, bench.prompts(load, o.prompts), temperature)
+                seconds = bench.in_turns(runs, texts[load], temperature)
                 for run, each in seconds.items():
                     spent.setdefault(run, []).append(sum(each[skipped:]))
             row = {"drafter": name, "to": (load, temperature), "from": sources}
@@ -299,6 +313,10 @@ QUESTIONS: dict[str, Callable[[Bench], Iterator[dict[str, Any]]]] = {
 }
 
 
+LEAST = {"grid": 1, "best": 3, "change": 2, "drafters": 3}
+"""Repeats: halves of them are compared, the first apart where engines stay."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("question", choices=QUESTIONS)
@@ -319,6 +337,13 @@ def main() -> None:
     o.drafters = o.drafters or (GRID if o.question == "grid" else ["DRAFT"])
     o.loads = o.loads or ([*LOADS, TWO_LOADS] if o.question == "grid" else list(LOADS))
     o.temperatures = o.temperatures or ([0.0, 0.8, 1.2] if o.question == "grid" else [0.0, 0.8])
+    if o.engines < 1 or o.repeats < LEAST[o.question]:
+        least = LEAST[o.question]
+        parser.error(
+            f"'{o.question}' takes --repeats of {least} or more, and --engines of 1 or more"
+        )
+    if o.question == "change" and o.prompts * o.tokens <= BEHIND:
+        parser.error(f"'change' counts what is behind {BEHIND} tokens: raise --prompts or --tokens")
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         for row in QUESTIONS[o.question](Bench(o, Path(scratch))):

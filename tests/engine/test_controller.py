@@ -29,6 +29,7 @@ from outpace.engine.control import (
     probes,
 )
 from outpace.engine.control.estimates import Estimates
+from outpace.engine.control.held import Choice
 from outpace.engine.control.probes import Probe
 from outpace.engine.control.purse import Purse
 from outpace.engine.control.survival import Survival
@@ -565,6 +566,15 @@ def test_at_an_age_at_which_something_else_was_chosen_last_it_is_thought_about_a
         for _ in range(40):
             control.emitted(0, 1)
         assert drops == expected
+
+
+@pytest.mark.parametrize(("k", "expected"), [(4, [3, 6, 3, 5]), (1, [1, 2, 1, 2])])
+def test_one_draft_of_many_is_a_token_shorter_or_one_or_two_longer(k, expected):
+    control = still()
+    lengths = [control._varied(Choice(0, k)) for _ in range(128)]
+    assert lengths[31::32] == expected
+    del lengths[31::32]
+    assert set(lengths) == {k}
 
 
 def test_what_goes_better_than_expected_is_thought_about_anew():
