@@ -21,7 +21,6 @@ from outpace.errors import CompilerError
 from outpace.kernels import SOURCES, load_library
 from outpace.models import inspect_checkpoint, lean, load_model
 from outpace.models.compiled import CompiledDecoder
-from outpace.models.linear import multiplies_bf16
 from outpace.verifiers import CoupledVerifier, MatchVerifier, TokenVerifier
 
 CPU = torch.device("cpu")
@@ -113,6 +112,12 @@ def requests_of(temperature: float, new: int):
     ]
 
 
+def promised(target, dtype):
+    """Skip where the lean decoder's trials say that in bf16 rows depend on their company."""
+    if dtype == "bfloat16" and target.doubt(8, 13, False):
+        pytest.skip("on this processor the lean decoder does not promise it in bf16")
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.1], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
     ("dtype", "quantize"),
@@ -121,13 +126,12 @@ def requests_of(temperature: float, new: int):
 )
 def test_every_bit_is_that_of_plain_decoding(folders, compile, dtype, quantize, temperature):
     """K from 1 to 12, alone and eight at once: 20,000 tokens over the four formats."""
-    if dtype == "bfloat16" and not compile and not multiplies_bf16(CPU):
-        pytest.skip("the lean decoder's bf16 is emulated on this processor")
     target = load_model(
         inspect_checkpoint(folders / "target"), dtype, "cpu", compile=compile, quantize=quantize
     )
     draft = load_model(inspect_checkpoint(folders / "draft"), dtype, "cpu", compile=compile)
     assert isinstance(target, CompiledDecoder) == compile
+    promised(target, dtype)
     requests = requests_of(temperature, 24)
     plain = run(Engine(target, verifier=MatchVerifier(), max_batch=1), requests)
     total = Stats()
@@ -145,10 +149,9 @@ def test_every_bit_is_that_of_plain_decoding(folders, compile, dtype, quantize, 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_coupled_texts_are_those_of_plain_decoding_by_races(folders, dtype, compile):
-    if dtype == "bfloat16" and not compile and not multiplies_bf16(CPU):
-        pytest.skip("the lean decoder's bf16 is emulated on this processor")
     sources = [inspect_checkpoint(folders / name) for name in ("target", "draft")]
     target, draft = (load_model(s, dtype, "cpu", compile=compile) for s in sources)
+    promised(target, dtype)
     requests = requests_of(0.4, 24)
     plain = run(Engine(target, None, 0, CoupledVerifier(), max_batch=1), requests)
     for k, max_batch in ((1, 8), (4, 3), (7, 8)):

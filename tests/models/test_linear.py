@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from time import sleep
 
@@ -12,13 +13,13 @@ from running import in_blocks, plain, text
 
 from checkpoints import build
 from outpace.models import inspect_checkpoint, linear, load_model
-from outpace.models.linear import Linear, fits_half, pack_half, pack_mkl, rows_agree
+from outpace.models.linear import Linear, agreeing_rows, fits_half, pack_half, pack_mkl
 
-SIZES = [(37, 51), (96, 64), (448, 320), (320, 960), (1280, 384), (2500, 900)]
+SIZES = [(37, 51), (96, 64), (448, 320), (320, 960), (1280, 384), (2500, 900), (1040, 2100)]
 COUNTS = (2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 33, 40)
 
 half_works = pytest.mark.skipif(
-    not rows_agree(pack_half, 640, 640), reason="no half-precision weights on this CPU"
+    not agreeing_rows(pack_half, 640, 640), reason="no half-precision weights on this CPU"
 )
 
 
@@ -88,7 +89,7 @@ def test_a_size_is_tried_once_whoever_asks():
         return lambda x: F.linear(x, weight, bias)
 
     with ThreadPoolExecutor(4) as pool:
-        answers = set(pool.map(lambda _: rows_agree(pack, 8, 16), range(4)))
+        answers = set(pool.map(lambda _: agreeing_rows(pack, 8, 16), range(4)))
     assert len(answers) == 1
     assert tried == [(8, 16)]
 
@@ -107,15 +108,25 @@ def test_what_half_precision_holds():
         assert fits_half(weight.half().float()) == (odd == 1e-30)
 
 
-def depends_on_rows(weight, bias):
-    half = weight.shape[1] // 2
+def split_from(rows):
+    """A packing that sums in two parts where there are this many rows."""
 
-    def apply(x):
-        if len(x) < 5:
-            return torch.stack([F.linear(row, weight, bias) for row in x])
-        return F.linear(x[:, :half], weight[:, :half], bias) + x[:, half:] @ weight[:, half:].T
+    def pack(weight, bias):
+        weight, half = weight.float(), weight.shape[1] // 2
 
-    return apply
+        def apply(x):
+            kind, x = x.dtype, x.float()
+            if len(x) < rows:
+                return torch.stack([F.linear(row, weight, bias) for row in x]).to(kind)
+            first = torch.stack([F.linear(row[:half], weight[:, :half], bias) for row in x])
+            return (first + x[:, half:] @ weight[:, half:].T).to(kind)
+
+        return apply
+
+    return pack
+
+
+depends_on_rows = split_from(5)
 
 
 def is_wrong(weight, bias):
@@ -127,15 +138,50 @@ def is_missing(weight, bias):
 
 
 @pytest.mark.parametrize("pack", [depends_on_rows, is_wrong, is_missing])
-def test_a_packing_that_does_not_keep_its_promise_is_not_used(pack, monkeypatch):
+def test_a_packing_that_does_not_compute_rows_alike_is_not_used(pack, monkeypatch):
     used = []
-    assert not rows_agree(pack, 64, 96)
-    monkeypatch.setattr(linear, "pack_half", pack)
-    monkeypatch.setattr(linear, "pack_mkl", pack)
-    monkeypatch.setattr(linear, "pack_onednn", lambda *given: used.append(given))
+
+    def works(weight, bias):
+        used.append(weight)
+        return lambda x: torch.stack([F.linear(row, weight, bias) for row in x])
+
+    assert agreeing_rows(pack, 64, 96) == (4 if pack is depends_on_rows else 0)
+    for name in ("pack_half", "pack_mkl"):
+        monkeypatch.setattr(linear, name, pack)
+    monkeypatch.setattr(linear, "pack_onednn", works)
     weight = weight_of((1000, 500), torch.bfloat16)
-    Linear(weight)
-    assert used == [(weight, None)]
+    assert Linear(weight).agreeing_rows == math.inf
+    assert used[-1] is weight
+
+
+def test_where_none_computes_rows_alike_it_says_up_to_how_many(monkeypatch):
+    monkeypatch.setattr(linear, "pack_mkl", depends_on_rows)
+    monkeypatch.setattr(linear, "pack_onednn", split_from(8))
+    for size in ((300, 200), (1500, 1500)):  # either is asked first
+        assert Linear(weight_of(size, torch.float32)).agreeing_rows == 7
+    for name in ("pack_mkl", "pack_onednn"):
+        monkeypatch.setattr(linear, name, is_missing)
+    layer, x = Linear(weight_of((300, 200), torch.float32)), rows_of((300, 200))
+    assert layer.agreeing_rows == 1
+    assert error(layer(x), x, weight_of((300, 200), torch.float32)) < 1e-6
+
+
+def test_an_order_of_sums_that_bf16_hides_is_found():
+    """In two parts or in one, no output of ordinary numbers differs, and yet some would."""
+    weight, x = weight_of((64, 96), torch.bfloat16).bfloat16(), rows_of((64, 96)).bfloat16()
+    multiply = depends_on_rows(weight, None)
+    assert torch.equal(multiply(x[:20]), torch.cat([multiply(x[i : i + 1]) for i in range(20)]))
+    assert agreeing_rows(depends_on_rows, 64, 96, torch.bfloat16) == 4
+
+
+@pytest.mark.parametrize("size", [*SIZES, (96, 48), (384, 1024), (512, 4096)])
+def test_rows_agree_up_to_as_many_as_it_says(size):
+    """In bf16 that depends on the processor and on the size."""
+    weight = weight_of(size, torch.bfloat16).bfloat16()
+    layer, x = Linear(weight), rows_of(size).bfloat16()
+    alone = torch.cat([layer(row) for row in x.split(1)])
+    for n in (n for n in range(1, len(x) + 1) if n <= layer.agreeing_rows):
+        assert torch.equal(layer(x[:n]), alone[:n]), n
 
 
 @pytest.fixture
@@ -148,7 +194,9 @@ def packed_half(monkeypatch):
         return pack_half(weight, bias)
 
     monkeypatch.setattr(linear, "pack_half", spy)
-    monkeypatch.setattr(linear, "rows_agree", lambda pack, *size: pack is not pack_mkl)
+    monkeypatch.setattr(
+        linear, "agreeing_rows", lambda pack, *_: 0 if pack is pack_mkl else math.inf
+    )
     return sizes
 
 

@@ -28,7 +28,7 @@ from .base import Adapter, ForwardOutput, rounding_doubt, upload
 from .cache import BLOCK, BUCKET, KVCache, SlotCache, extent, round_up
 from .checkpoint import Weights
 from .config import LeanConfig
-from .linear import Linear, multiplies_bf16, prepacking_available
+from .linear import Linear, multiplies_bf16
 from .masks import CausalTable, additive, visible, within
 from .norm import RMSNorm
 from .quantize import Quantization, Quantized
@@ -55,6 +55,10 @@ class Layer:
     mlp_norm: RMSNorm
     gate_up: Linear
     down: Linear
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,10 @@ class LeanDecoder:
                 self._layers.append(layer)
                 progress()
             self._head = head.result() if head is not None else make_head()
+        self._agreeing_rows = min(
+            linear.agreeing_rows
+            for linear in (self._head, *(n for layer in self._layers for n in layer.linears))
+        )
         self._rope = inverse_frequencies(config.rope, config.head_dim, config.context_length)
         self._angles = self._table(min(config.context_length, 4096))
         self._fold = config.heads // config.kv_heads
@@ -144,10 +152,10 @@ class LeanDecoder:
         return rotation_table(*self._rope, positions, self.dtype, self.device)
 
     def doubt(self, batch: int, rows: int, branched: bool) -> float:
-        exact = prepacking_available(self.device, self.dtype) and (
-            self.dtype == torch.float32 or multiplies_bf16(self.device)
-        )
-        return 0.0 if exact and rows <= BLOCK and not branched else rounding_doubt(self.dtype)
+        exact = self.dtype == torch.float32 or multiplies_bf16(self.device)  # attention, too
+        if exact and batch * rows <= self._agreeing_rows and rows <= BLOCK and not branched:
+            return 0.0
+        return rounding_doubt(self.dtype)
 
     def new_cache(self, slots: int, max_len: int) -> KVCache:
         c = self.config

@@ -3,17 +3,19 @@
 A decoding step multiplies 1 to 16 rows with weights it reads from memory.
 On CPUs prepacked weights make that two to five times faster than `F.linear`,
 and each row's result is the same, bit for bit, whatever else is computed with
-it. Who packs depends on the weight:
+it, wherever that can be had. Who packs depends on the weight:
 
 - fp32 that half precision holds as well (most checkpoints are bf16): FBGEMM
   keeps it in half precision and multiplies in fp32. Half the memory, and
   nearly half the time, for what is the same function.
 - other fp32, if small: MKL. A call of oneDNN costs as much as multiplying with
   300,000 weights.
-- other fp32, and bf16: oneDNN. (Rows are the same in bf16 where the processor
-  has bf16 instructions.)
+- other fp32, and bf16: oneDNN, in fp32 only if it computes rows alike.
 
-Elsewhere `F.linear` does the work.
+None of them promises that about rows, and oneDNN does not keep it for every
+size: it depends on the processor, and on both dimensions of the weight. So it
+is tried, size by size, before a weight is packed. Where nobody can pack
+`F.linear` does the work.
 """
 
 from __future__ import annotations
@@ -67,6 +69,9 @@ _TRIED_AT_ONCE = 2**23
 
 _ROWS_HINT = 64
 """MKL packs for about this many rows; packed for one, it rounds differently from row to row."""
+
+_TRIAL_AT_MOST = 2**25
+"""Elements of a weight that is made up to try how rows come out, at most."""
 
 _TRIAL = Lock()
 """Layers are packed side by side; what one of them tries the others wait for."""
@@ -124,56 +129,80 @@ def fits_half(weight: Tensor) -> bool:
     return True
 
 
-def rows_agree(pack: Packing, size_out: int, size_in: int) -> bool:
-    """Whether weights of this size can be packed so here, and whether a row then gets the same
-    bits however many rows there are.
+def agreeing_rows(
+    pack: Packing, size_out: int, size_in: int, dtype: torch.dtype = torch.float32
+) -> float:
+    """Up to how many rows at once each gets the bits it gets alone, by weights packed so here.
 
-    All but very small ones do on the processors that were tried. As nothing
-    promises it, it is tried again, once per size and process.
+    inf if that is so of all numbers that are tried, and 0 if weights of this size
+    cannot be packed so. It is tried once per size and process.
     """
-    if pack is pack_half:  # works through blocks of a few outputs, whatever their number
-        size_out = min(size_out, 512)
+    most = 512 if pack is pack_half else max(512, _TRIAL_AT_MOST // size_in)
     settings = torch.get_num_threads(), torch.backends.quantized.engine
     with _TRIAL:
-        return _try_rows(pack, size_out, size_in, *settings)
+        return _try_rows(pack, min(size_out, most), size_in, dtype, *settings)
 
 
 @cache
-def _try_rows(pack: Packing, size_out: int, size_in: int, threads: int, engine: str) -> bool:
+def _try_rows(
+    pack: Packing, size_out: int, size_in: int, dtype: torch.dtype, threads: int, engine: str
+) -> float:
     generator = torch.Generator().manual_seed(0)
 
     def draw(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, dtype=torch.float32, device="cpu")
 
     weight, x = draw(size_out, size_in).half().float(), draw(512, size_in)
+    half = size_in // 2
+    weight[:, half : 2 * half] = -weight[:, :half].flip(1)
+    weight, x = weight.to(dtype), x.to(dtype)
     try:
         multiply = pack(weight, None)
-        if not torch.allclose(multiply(x), F.linear(x, weight), rtol=1e-3, atol=1e-3):
-            return False
+        near = 1e-3 if dtype == torch.float32 else 1e-2
+        product = F.linear(x[:64].float(), weight.float())
+        if not torch.allclose(multiply(x)[:64].float(), product, rtol=near, atol=1e-3):
+            return 0
+        # Every term and its opposite: a sum is what rounding left, in the order it was done in.
+        # In bf16, other sums hide their order in all but one of 60,000 outputs.
+        x[:, half : 2 * half] = x[:, :half].flip(1)
         single = torch.cat([multiply(row) for row in torch.split(x[:64], 1)])
-        counts = (*range(2, 34), 47, 64, 80, 128, 512)
-        return all(torch.equal(multiply(x[:n])[:64], single[:n]) for n in counts)
+        agree = 1
+        for n in (*range(2, 34), 47, 64, 80, 128, 512):
+            if not torch.equal(multiply(x[:n])[:64], single[:n]):
+                return agree
+            agree = n
+        return math.inf
     except (AttributeError, RuntimeError):  # no such operator in this build, or not for this CPU
-        return False
+        return 0
 
 
-def _pack(weight: Tensor, bias: Tensor | None) -> Packed:
+def _pack(weight: Tensor, bias: Tensor | None) -> tuple[Packed, float]:
+    """What multiplies, and up to how many rows alike."""
     if not prepacking_available(weight.device, weight.dtype):
-        return lambda x: F.linear(x, weight, bias)
+        return lambda x: F.linear(x, weight, bias), 1
+    kind = *weight.shape, weight.dtype
+    packings: list[Packing] = [pack_onednn]
     if weight.dtype == torch.float32:
-        size = weight.shape
-        if weight.numel() >= _HALF_AT_LEAST and rows_agree(pack_half, *size) and fits_half(weight):
-            return pack_half(weight, bias)
-        if weight.numel() <= _MKL_AT_MOST and rows_agree(pack_mkl, *size):
-            return pack_mkl(weight, bias)
-    return pack_onednn(weight, bias)
+        large = weight.numel() > _MKL_AT_MOST
+        packings = [pack_onednn, pack_mkl] if large else [pack_mkl, pack_onednn]
+        half = weight.numel() >= _HALF_AT_LEAST and math.isinf(agreeing_rows(pack_half, *kind))
+        if half and fits_half(weight):
+            return pack_half(weight, bias), math.inf
+    rows, pack = 0.0, packings[0]
+    for other in packings:
+        if rows < math.inf and agreeing_rows(other, *kind) > rows:
+            rows, pack = agreeing_rows(other, *kind), other
+    return (pack(weight, bias), rows) if rows else (lambda x: F.linear(x, weight, bias), 1)
 
 
 class Linear:
     """y = x Wᵀ + b for x `[rows, in]`, W `[out, in]`."""
 
+    agreeing_rows: float
+    """Up to how many rows at once each gets the bits it gets alone."""
+
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._packed = _pack(weight, bias)
+        self._packed, self.agreeing_rows = _pack(weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._packed(x)
