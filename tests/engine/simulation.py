@@ -29,6 +29,7 @@ class Machine:
         drift: relative standard deviation of the machine's pace, which wanders in some hundred
             rounds; true times are those of its mean pace.
         cold: the first time that something runs it takes so many times as long.
+        behind: the first rounds behind a prompt take so many times as long, whoever drafts.
     """
 
     target: Callable[[int], float]
@@ -40,6 +41,7 @@ class Machine:
     noise: float = 0.05
     drift: float = 0.0
     cold: float = 1.0
+    behind: Sequence[float] = ()
 
 
 @dataclass
@@ -90,7 +92,7 @@ class World:
         self.alphas: Sequence[Sequence[Alpha]] = each or [alphas] * batch  # type: ignore[list-item]
         self.batch, self.prompt = batch, prompt
         self.rng = np.random.default_rng(seed)
-        self._pace = 0.0
+        self._pace, self._rounds = 0.0, 0
         self._ran = set[tuple[str, int]]()
 
     def measured(self, true: float, what: tuple[str, int] = ("", 0)) -> float:
@@ -103,11 +105,18 @@ class World:
         if what not in self._ran:
             slow = max(slow, self.machine.cold)
             self._ran.add(what)
+        slow *= self.behind
         noise = self.machine.noise * float(self.rng.standard_normal())
         return true * slow * math.exp(noise + self._pace)
 
+    @property
+    def behind(self) -> float:
+        """By which this round takes longer as the prompt was read just before."""
+        return self.machine.behind[self._rounds] if self._rounds < len(self.machine.behind) else 1.0
+
     def drift(self) -> None:
         """A round later."""
+        self._rounds += 1
         away = self.machine.drift * float(self.rng.standard_normal())
         self._pace = 0.99 * self._pace + math.sqrt(1 - 0.99**2) * away
 
@@ -126,7 +135,7 @@ class World:
     def generate(self, controller: Controller, tokens: int, run: Run) -> None:
         """Sequences of so many tokens each."""
         m = self.machine
-        text = [0] * self.batch
+        text, self._rounds = [0] * self.batch, 0
         read = [dict[int, int]() for _ in text]
         waiting: list[list[tuple[int, int, int, int]]] = [[] for _ in text]  # looked at
         for slot in range(self.batch):
@@ -136,7 +145,7 @@ class World:
                 seconds = m.target(self.batch)
                 controller.rested(self.measured(seconds, ("rest", 1)))
                 text = [at + 1 for at in text]
-                run.add(seconds, self.batch, self.batch, [None] * self.batch)
+                run.add(seconds * self.behind, self.batch, self.batch, [None] * self.batch)
                 self.drift()
                 continue
             budgets = [max(0, min(controller.most, tokens - at - 1)) for at in text]
@@ -202,8 +211,9 @@ class World:
                 rows,
             )
             controller.spent(picks, spent)
+            seconds = sum(looks.values()) + draft + reading + rest
+            run.add(seconds * self.behind, emitted, expected, picks)
             self.drift()
-            run.add(sum(looks.values()) + draft + reading + rest, emitted, expected, picks)
         for slot in range(self.batch):
             controller.close(slot)
 

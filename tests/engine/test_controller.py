@@ -135,6 +135,33 @@ def test_with_the_worst_choices_the_purse_keeps_it_from_being_slower(name, batch
         assert sum(run.seconds) / sum(run.tokens) / plain < 1.04
 
 
+def behind_prompts() -> tuple[float, float]:
+    """Of drafts that lose a little in a batch of four, where the first rounds behind a prompt take
+    up to twice as long: the mean time of four requests, and what a plain round is taken to take,
+    over plain decoding's."""
+    times, beliefs = [], []
+    machine = Machine(
+        lambda rows: 5 + 2 * rows, [4.0], reading=[0.02], behind=(2.0, 1.9, 1.6, 1.3, 1.1)
+    )
+    plain = machine.target(4) * (128 + sum(f - 1 for f in machine.behind)) / (4 * 128)
+    for seed in SEEDS:
+        world, control = World(machine, [MODEL], [steady(0.9)], batch=4, seed=seed), still()
+        generate(world, control, 128)
+        beliefs.append(control._prices.plain(4) / machine.target(4))
+        times.append(generate(world, control, 128, 4).pace() / plain)
+    return float(np.mean(times)), float(np.mean(beliefs))
+
+
+def test_rounds_behind_a_prompt_are_not_taken_for_plain_decoding(monkeypatch):
+    time, belief = behind_prompts()
+    assert time < 1.03
+    assert 0.95 < belief < 1.05
+    monkeypatch.setattr(controller, "settled", lambda seconds: len(seconds) >= 3)
+    time, belief = behind_prompts()
+    assert time > 1.06
+    assert belief > 1.2
+
+
 # --- near the best ----------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from outpace.engine.control import Pick, Profile, Spent
 from outpace.engine.control import times as cost_times
-from outpace.engine.control.prices import Prices
+from outpace.engine.control.prices import Prices, settled
 from outpace.engine.control.times import HOPE, Mean, Pace, RowTimes, StepTimes, Times
 
 
@@ -197,6 +197,19 @@ def test_rounds_of_plain_decoding_are_told_together():
     prices.rested(2, [10.0, 10.0, 90.0, 10.0])
     assert prices.plain(2) == pytest.approx(11.25)
     assert prices.seconds == 120.0
+    prices = Prices([MODEL], 8)
+    prices.rested(2, [30.0, 20.0, 10.0, 10.0, 90.0], timing=True)
+    assert prices.plain(2) == pytest.approx(10.0)
+    assert prices.seconds == 160.0
+
+
+def test_plain_decoding_is_timed_until_it_becomes_no_faster():
+    def counted(*seconds):
+        return next((n for n in range(len(seconds)) if settled(seconds[:n])), None)
+
+    assert counted(10.0, 10.5, 9.5, 10.0) == 3
+    assert counted(5.3, 4.3, 3.8, 2.7, 2.4, 6.4, 2.4, 2.4) == 7
+    assert counted(*(0.8**n for n in range(20))) == 12
 
 
 def test_a_round_that_the_draft_has_begun_has_a_rest_of_its_own():

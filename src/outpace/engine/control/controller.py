@@ -28,7 +28,7 @@ import numpy as np
 from .estimates import Estimates, Key
 from .held import PLAIN, Choice, Held
 from .plan import Ask, Pick, Profile, Spent, Told, kind_of
-from .prices import Prices
+from .prices import LEAST_TIMED, Prices, settled
 from .probes import Candidate, Probes
 from .purse import Purse
 from .report import Estimate, Report
@@ -40,9 +40,8 @@ _KEEP = 0.99
 _LEAVE_PLAIN = 1.02
 """By which drafting must beat plain decoding before it begins; going on it need not lose."""
 
-_PLAIN_FIRST, _K_FIRST = 3, 4
-"""Plain rounds that an engine begins with, and tokens of the first draft. None is ever more than
-twice as long as the longest before it."""
+_K_FIRST = 4
+"""Tokens of the first draft. None is ever more than twice as long as the longest before it."""
 
 _HORIZON = 64
 """Rounds, at most, over which the time to catch up is spread."""
@@ -199,7 +198,7 @@ class Controller:
             news = self._eager or (waiting and (self._round + 1) % _COMPARED == 0)
             if news and not self._timing and not self._purse.empty:
                 return False
-        elif self._fixed or self._prices.plain_rounds() or len(self._rested) >= _PLAIN_FIRST:
+        elif self._fixed or self._prices.plain_rounds() or settled(self._rested):
             return False
         else:
             self._resters = self._keys.copy()
@@ -209,6 +208,8 @@ class Controller:
     def rested(self, seconds: float) -> None:
         """What a round took in which each sequence emitted a token."""
         self._rested.append(seconds)
+        if self._timing and self._round + 1 >= self._resting and not settled(self._rested):
+            self._resting += 1
         if len(self._rested) >= _SETTLE:
             self._settle()
 
@@ -219,12 +220,13 @@ class Controller:
         rounds, n, seconds = len(self._rested), len(self._resters), sum(self._rested)
         for slot in self._resters:
             self._estimates.emitted(slot, rounds)
-        self._prices.rested(n, self._rested)
+        timing = self._timing or not self._prices.plain_rounds()
+        self._prices.rested(n, self._rested, timing)
         self._probes.timed(self._round, n)
         plain = self._prices.plain(n)
         self._purse.spent(seconds, seconds, plain)
         self._probes.spent(seconds, seconds, plain)
-        self._rested = []
+        self._rested, self._timing = [], False
 
     def again(self, slots: Sequence[int], budgets: Sequence[int]) -> Sequence[Pick | None] | None:
         """Begin a round; the last choice, where it need not be thought about."""
@@ -548,10 +550,10 @@ class Controller:
         """Whether to try something instead of the best choice, as there is time for it."""
         n = len(asks)
         plain = float(options[0].alone[0])
-        lost = (1 + _PLAIN_FIRST) * (float(options[0].seconds[0]) - plain / speed)
+        lost = (1 + LEAST_TIMED) * (float(options[0].seconds[0]) - plain / speed)
         counted = self._prices.plain_rounds(n)
         if k and not self._fixed and self._probes.time_plain(self._round, n, counted, lost):
-            self._pause_for([a.slot for a in asks], _PLAIN_FIRST)
+            self._pause_for([a.slot for a in asks], LEAST_TIMED)
             self._timing, self._probes.now = True, None
             return True
         found = []

@@ -11,8 +11,12 @@ from .plan import Pick, Profile, Spent
 from .survival import Floats
 from .times import HOPE, Mean, Pace, RowTimes, StepTimes
 
-_FEW = 3
-"""Rounds of plain decoding of which the median is taken, not the mean."""
+LEAST_TIMED, _MOST_TIMED = 3, 12
+"""Rounds of plain decoding that are timed together: at least, and at most as long as they become
+faster. Of the last ones, no more than the first number, the median is taken, not the mean."""
+
+_FASTER = 0.9
+"""Times as long as the rounds before. Behind a prompt the first rounds take up to twice as long."""
 
 _PRESENT = 0.25
 """Weight of a round in the running mean of how many nodes a draft has."""
@@ -115,12 +119,17 @@ class Prices:
         """A drafter has read what it lacked of a text."""
         self.reading[member].add(seconds / max(1, tokens))
 
-    def rested(self, batch: int, seconds: Sequence[float]) -> None:
-        """What rounds of plain decoding took, one after the other."""
+    def rested(self, batch: int, seconds: Sequence[float], timing: bool = False) -> None:
+        """What rounds of plain decoding took, one after the other.
+
+        Args:
+            timing: whether the last ones, which have `settled`, are to count.
+        """
         self._age += len(seconds)
-        usual = statistics.median_low(seconds)
-        if len(seconds) > _FEW:
-            usual = statistics.fmean(min(s, 1.5 * usual) for s in seconds)
+        counted = seconds[-LEAST_TIMED:] if timing else seconds
+        usual = statistics.median_low(counted)
+        if len(counted) > LEAST_TIMED:
+            usual = statistics.fmean(min(s, 1.5 * usual) for s in counted)
         self._plain.add(batch, 1, usual)
         self._rest.add(1, batch, usual)
         self.seconds += sum(seconds)
@@ -151,3 +160,11 @@ class Prices:
         else:
             rest.add(spent.rows, batch, spent.rest)
         self.seconds += spent.seconds
+
+
+def settled(seconds: Sequence[float]) -> bool:
+    """Whether rounds of plain decoding, one after the other, have been timed often enough: the last
+    two are not faster than those before."""
+    if len(seconds) < LEAST_TIMED or len(seconds) >= _MOST_TIMED:
+        return len(seconds) >= LEAST_TIMED
+    return min(seconds[-2:]) >= _FASTER * min(seconds[:-2])
