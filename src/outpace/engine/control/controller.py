@@ -82,6 +82,18 @@ _SETTLED = 16
 _SETTLE = 64
 """Rounds that are rested in, before they are counted."""
 
+_BEHIND, _BEHIND_LASTS = 6, 8
+"""Of these behind a round that drafted, that may take longer for it, as what it computed with has
+driven what they need out of the processor's caches; and times over which the mean of that is
+taken."""
+
+_FAINT = 0.5
+"""Plain rounds of it that do not count: noise is never less than nothing."""
+
+
+_CHOICE, _PROBE = "choice", "probe"
+"""What a round that drafts is."""
+
 
 class Option(NamedTuple):
     """A drafter with a model or none (-1), for every K: what a round saves, in seconds of plain
@@ -144,6 +156,8 @@ class Controller:
         self._drafted = 0  # rounds of a model that was chosen
         self._opened = self._vain = False  # a sequence, since the last choice; it was not worth it
         self._timing = False  # whether that is to time plain decoding
+        self._behind: str | None = None  # what drafted before the rounds that are rested in
+        self._aftermath = 0.0  # plain rounds that those behind it take longer, together
         self._keys: dict[int, Key] = {}
         self._batch = 1
         self._asked = self.most  # the longest budget of those
@@ -223,10 +237,16 @@ class Controller:
         timing = self._timing or not self._prices.plain_rounds()
         self._prices.rested(n, self._rested, timing)
         self._probes.timed(self._round, n)
-        plain = self._prices.plain(n)
-        self._purse.spent(seconds, seconds, plain)
+        plain, lost = self._prices.plain(n), 0.0
+        if self._behind:
+            more = sum(min(s / plain, 2.0) - 1 for s in self._rested[:_BEHIND])
+            self._aftermath += (more - self._aftermath) / _BEHIND_LASTS
+            lost = max(0.0, self._aftermath - _FAINT) * plain
+        self._purse.spent(seconds, seconds - lost, plain)
         self._probes.spent(seconds, seconds, plain)
-        self._rested, self._timing = [], False
+        if self._behind == _PROBE:
+            self._probes.behind(lost)
+        self._rested, self._timing, self._behind = [], False, None
 
     def again(self, slots: Sequence[int], budgets: Sequence[int]) -> Sequence[Pick | None] | None:
         """Begin a round; the last choice, where it need not be thought about."""
@@ -581,7 +601,7 @@ class Controller:
         """By how much looks at these have raised the best rate."""
         for i in looked:
             self._looked[i] += 1
-            if gain:
+            if gain and gain * self._prices.plain(self._batch) >= self._prices.look(i):
                 self._let_down.pop(i, None)
             elif i in self._early:
                 rounds = 2 * self._let_down.get(i, (0, 1))[1]
@@ -633,6 +653,8 @@ class Controller:
         self._news.append((picks, spent, saved))
         if len(self._news) > _NEWS:
             self._learn()
+        if any(picks):
+            self._behind = _CHOICE if self._probes.now is None else _PROBE
         if plain and not self._fixed:
             seconds = spent.seconds - spent.reading
             self._purse.spent(seconds, saved, plain)

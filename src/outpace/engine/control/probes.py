@@ -215,6 +215,11 @@ class Probes:
             self.gains -= gains
             self._credit -= lost - gains
 
+    def behind(self, lost: float) -> None:
+        """The rounds behind a probe took so many seconds more for it."""
+        self.seconds += lost
+        self._credit = (self._credit or 0.0) - lost
+
 
 def _all(c: Candidate, credit: float) -> list[int]:
     """All sequences that it can draft for, where that costs little more and there is credit to

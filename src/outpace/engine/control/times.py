@@ -67,12 +67,9 @@ _KNOWN = 0.05
 _BEGIN, _MOST_TO_BEGIN = 0.5, 4.0
 """Steps that a draft takes to begin with: before that is known, and at most."""
 
-_ROW, _DEAR_ROW = 0.02, 0.15
-"""What a row adds to a pass, of what one without rows would take: before that is known, and at
-most."""
-
-_SIZES = 3
-"""Of passes that were measured before that is."""
+_ROW, _UNLIKE, _DEAR_ROW = 0.02, 0.05, 1.0
+"""What a row adds to a pass, of what one without rows would take: before that is known, the
+standard deviation of that, and at most."""
 
 _SOON, _ANEW = 1 / 32, 64
 """After how many more measurements, as a share of all, and after how many rounds estimates are
@@ -221,6 +218,9 @@ class Times(ABC):
     """Whether as many rows in all take as long whoever they belong to; else as many of each
     sequence do."""
 
+    _fits: ClassVar[Sequence[int]] = (_WARM, _WINDOW)
+    """Measurements of a size with which it shows more of the shape."""
+
     def __init__(self, pace: Pace) -> None:
         self._pace, self._clock = pace, pace.clock
         self._cells: dict[int, dict[int, _Cell]] = {}  # by sequences and size
@@ -258,7 +258,7 @@ class Times(ABC):
             cells[size] = _Cell(value, (_FIRST if self.measured else _COLD) ** 2, now)
             self._fresh = 0, 0
         self.measured += 1
-        if cells[size].count in (_WARM, _WINDOW):
+        if cells[size].count in self._fits:
             self._fit(batch)
 
     def count(self, size: int, batch: int) -> int:
@@ -336,21 +336,34 @@ class Times(ABC):
 
 
 class RowTimes(Times):
-    """Of passes by rows: a line. Before it is known better, a row adds two per cent."""
+    """Of passes by rows: a line. Before it is known better, a row adds two per cent; soon it must
+    be, as in a batch a token more is many rows more, and each K is measured but once at first."""
 
     rows = True
+    _fits = (1, 2, _WARM, _WINDOW)
 
     def __init__(self, pace: Pace) -> None:
         super().__init__(pace)
         self._row = _ROW
 
     def _fit(self, batch: int) -> None:
-        slope, first = _line(
-            ((k * b, c) for b, cells in self._cells.items() for k, c in cells.items()), _SIZES
-        )
-        if slope > 0:
-            self._row = min(slope / first, _DEAR_ROW) if first > 0 else _DEAR_ROW
-            self._fresh = 0, 0
+        now = self._clock()
+        rows, seconds, spreads = np.array(
+            [
+                (k * b, math.exp(c.value), math.sqrt(c.now(now)))
+                for b, cells in self._cells.items()
+                for k, c in cells.items()
+            ]
+        ).T
+        # least squares of what is known as well as it is, and of what was to be expected
+        at = int(rows.argmin())
+        first = seconds[at] / (1 + _ROW * rows[at])
+        weights = 1 / np.array([*(np.maximum(spreads, _LEAST) * seconds), _UNLIKE * first])
+        lines = np.array([[1.0, n] for n in rows] + [[0.0, 1.0]])
+        values = np.array([*seconds, _ROW * first])
+        (first, slope), *_ = np.linalg.lstsq(lines * weights[:, None], values * weights)
+        self._row = min(max(0.0, slope / first), _DEAR_ROW) if first > 0 else _DEAR_ROW
+        self._fresh = 0, 0
 
     def _shape(self, sizes: Floats, batch: int) -> Floats:
         found: Floats = 1 + self._row * sizes * batch
@@ -376,11 +389,11 @@ class StepTimes(Times):
         return found
 
 
-def _line(cells: Iterable[tuple[int, _Cell]], least: int = 2) -> tuple[float, float]:
+def _line(cells: Iterable[tuple[int, _Cell]]) -> tuple[float, float]:
     """What one more adds, and what none takes, by sizes that were measured some times; 0 where that
     is not known."""
     known = [(float(size), cell) for size, cell in cells if cell.count >= _WARM]
-    if len({size for size, _ in known}) < least:
+    if len({size for size, _ in known}) < 2:
         return 0.0, 0.0
     weights = np.sqrt([min(cell.count, _WINDOW) for _, cell in known])
     sizes, seconds = [s for s, _ in known], [math.exp(cell.value) for _, cell in known]
