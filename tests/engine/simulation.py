@@ -30,6 +30,7 @@ class Machine:
             rounds; true times are those of its mean pace.
         cold: the first time that something runs it takes so many times as long.
         behind: the first rounds behind a prompt take so many times as long, whoever drafts.
+        after: plain rounds that follow on one that drafted take so many times as long.
     """
 
     target: Callable[[int], float]
@@ -42,6 +43,7 @@ class Machine:
     drift: float = 0.0
     cold: float = 1.0
     behind: Sequence[float] = ()
+    after: Sequence[float] = ()
 
 
 @dataclass
@@ -92,7 +94,7 @@ class World:
         self.alphas: Sequence[Sequence[Alpha]] = each or [alphas] * batch  # type: ignore[list-item]
         self.batch, self.prompt = batch, prompt
         self.rng = np.random.default_rng(seed)
-        self._pace, self._rounds = 0.0, 0
+        self._pace, self._rounds, self._quiet = 0.0, 0, len(machine.after)
         self._ran = set[tuple[str, int]]()
 
     def measured(self, true: float, what: tuple[str, int] = ("", 0)) -> float:
@@ -108,6 +110,11 @@ class World:
         slow *= self.behind
         noise = self.machine.noise * float(self.rng.standard_normal())
         return true * slow * math.exp(noise + self._pace)
+
+    @property
+    def after(self) -> float:
+        """By which a plain round takes longer as one before it drafted."""
+        return self.machine.after[self._quiet] if self._quiet < len(self.machine.after) else 1.0
 
     @property
     def behind(self) -> float:
@@ -142,10 +149,11 @@ class World:
             controller.open(slot, 0.0)
         while min(text) < tokens:
             if controller.rests(self.batch, any(waiting)):
-                seconds = m.target(self.batch)
+                seconds = m.target(self.batch) * self.after
                 controller.rested(self.measured(seconds, ("rest", 1)))
                 text = [at + 1 for at in text]
                 run.add(seconds * self.behind, self.batch, self.batch, [None] * self.batch)
+                self._quiet += 1
                 self.drift()
                 continue
             budgets = [max(0, min(controller.most, tokens - at - 1)) for at in text]
@@ -202,7 +210,8 @@ class World:
                         kind = kind_of(most)
                         controller.told(Told(b, i, kind, right + (right < most), right))
                         waiting[b].remove(item)
-            rest = m.target(rows * self.batch)
+            rest = m.target(rows * self.batch) * (1.0 if any(picks) else self.after)
+            self._quiet = 0 if any(picks) else self._quiet + 1
             spent = Spent(
                 {i: self.measured(x) for i, x in looks.items()},
                 self.measured(draft, ("draft", max((p.k for p in picks if p), default=0))),

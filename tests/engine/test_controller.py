@@ -162,6 +162,22 @@ def test_rounds_behind_a_prompt_are_not_taken_for_plain_decoding(monkeypatch):
     assert belief > 1.2
 
 
+def test_what_drafting_costs_the_plain_rounds_behind_it_is_paid_for_too(monkeypatch):
+    """Probes are rarer for it."""
+
+    def loss() -> float:
+        after = (3.0, 2.5, 2.0, 1.5, 1.2)
+        machine = Machine(target, [1.0], reading=[0.02], after=after)
+        worlds = (World(machine, [MODEL], [steady(0.02)], batch=4, seed=i) for i in SEEDS)
+        return float(np.mean([generate(w, still(), 500, 6).pace(8000) for w in worlds])) / (
+            target(4) / 4
+        )
+
+    assert loss() < 1.025
+    monkeypatch.setattr(controller, "_BEHIND", 0)
+    assert loss() > 1.03
+
+
 # --- near the best ----------------------------------------------------------------------------
 
 

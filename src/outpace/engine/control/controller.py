@@ -157,6 +157,7 @@ class Controller:
         self._opened = self._vain = False  # a sequence, since the last choice; it was not worth it
         self._timing = False  # whether that is to time plain decoding
         self._behind: str | None = None  # what drafted before the rounds that are rested in
+        self._tail: list[float] = []  # seconds of plain rounds between it and those
         self._aftermath = 0.0  # plain rounds that those behind it take longer, together
         self._keys: dict[int, Key] = {}
         self._batch = 1
@@ -239,7 +240,7 @@ class Controller:
         self._probes.timed(self._round, n)
         plain, lost = self._prices.plain(n), 0.0
         if self._behind:
-            more = sum(min(s / plain, 2.0) - 1 for s in self._rested[:_BEHIND])
+            more = sum(min(s / plain, 2.0) - 1 for s in (self._tail + self._rested)[:_BEHIND])
             self._aftermath += (more - self._aftermath) / _BEHIND_LASTS
             lost = max(0.0, self._aftermath - _FAINT) * plain
         self._purse.spent(seconds, seconds - lost, plain)
@@ -654,7 +655,9 @@ class Controller:
         if len(self._news) > _NEWS:
             self._learn()
         if any(picks):
-            self._behind = _CHOICE if self._probes.now is None else _PROBE
+            self._behind, self._tail = _CHOICE if self._probes.now is None else _PROBE, []
+        elif len(self._tail) < _BEHIND:
+            self._tail.append(spent.rest)
         if plain and not self._fixed:
             seconds = spent.seconds - spent.reading
             self._purse.spent(seconds, saved, plain)
