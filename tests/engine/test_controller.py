@@ -598,6 +598,17 @@ def test_who_is_looked_at_in_vain_waits_for_longer_each_time_until_a_text_begins
     assert control._hopeful(1)
 
 
+def test_a_look_that_gains_less_than_it_takes_was_in_vain():
+    control = still(members=BOTH)
+    control.open(0, 0.0)
+    control._prices.rested(1, [10.0] * 3)
+    control._prices.add([None], Spent({1: 0.5}, 0.0, 0.0, 10.0, 1))
+    for gain, hopeful in ((0.02, False), (0.1, True)):  # of a plain round
+        control._early = {1}
+        control._count_looks({1}, gain)
+        assert control._hopeful(1) == hopeful
+
+
 def test_at_an_age_at_which_something_else_was_chosen_last_it_is_thought_about_anew(monkeypatch):
     control, drops = still(), []
     length = control._estimates.length

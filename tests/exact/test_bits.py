@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from checkpoints import build
+from checkpoints import build, promised
 from outpace import SamplingParams
 from outpace.drafters import ModelDrafter
 from outpace.engine import Engine, Stats
@@ -112,12 +112,6 @@ def requests_of(temperature: float, new: int):
     ]
 
 
-def promised(target, dtype):
-    """Skip where the lean decoder's trials say that in bf16 rows depend on their company."""
-    if dtype == "bfloat16" and target.doubt(8, 13, False):
-        pytest.skip("on this processor the lean decoder does not promise it in bf16")
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.1], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
     ("dtype", "quantize"),
@@ -131,7 +125,7 @@ def test_every_bit_is_that_of_plain_decoding(folders, compile, dtype, quantize, 
     )
     draft = load_model(inspect_checkpoint(folders / "draft"), dtype, "cpu", compile=compile)
     assert isinstance(target, CompiledDecoder) == compile
-    promised(target, dtype)
+    promised(target, 8, 13)
     requests = requests_of(temperature, 24)
     plain = run(Engine(target, verifier=MatchVerifier(), max_batch=1), requests)
     total = Stats()
@@ -151,7 +145,7 @@ def test_every_bit_is_that_of_plain_decoding(folders, compile, dtype, quantize, 
 def test_coupled_texts_are_those_of_plain_decoding_by_races(folders, dtype, compile):
     sources = [inspect_checkpoint(folders / name) for name in ("target", "draft")]
     target, draft = (load_model(s, dtype, "cpu", compile=compile) for s in sources)
-    promised(target, dtype)
+    promised(target, 8, 13)
     requests = requests_of(0.4, 24)
     plain = run(Engine(target, None, 0, CoupledVerifier(), max_batch=1), requests)
     for k, max_batch in ((1, 8), (4, 3), (7, 8)):

@@ -30,7 +30,7 @@ from running import (
 )
 from safetensors.torch import load_file, save_file
 
-from checkpoints import LEAN
+from checkpoints import LEAN, promised
 from outpace.errors import CompilerError
 from outpace.kernels import load_library
 from outpace.models import inspect_checkpoint, linear, load_model, prefill
@@ -75,10 +75,7 @@ EXACT = ["float32", "bfloat16"]
 
 def exactly(saved, dtype):
     """The model in a type in which it promises that: fp32, and bf16 where trials say so."""
-    model = saved.load(dtype)
-    if not saved.compile and dtype == "bfloat16" and model.doubt(4, 16, False):
-        pytest.skip("on this processor the lean decoder does not promise it in bf16")
-    return model
+    return promised(saved.load(dtype), 4, 16)
 
 
 # --- as transformers ------------------------------------------------------------------------

@@ -190,8 +190,11 @@ def _pack(weight: Tensor, bias: Tensor | None) -> tuple[Packed, float]:
             return pack_half(weight, bias), math.inf
     rows, pack = 0.0, packings[0]
     for other in packings:
-        if rows < math.inf and agreeing_rows(other, *kind) > rows:
-            rows, pack = agreeing_rows(other, *kind), other
+        agreeing = agreeing_rows(other, *kind)
+        if agreeing > rows:
+            rows, pack = agreeing, other
+        if math.isinf(rows):
+            break
     return (pack(weight, bias), rows) if rows else (lambda x: F.linear(x, weight, bias), 1)
 
 
