@@ -91,10 +91,6 @@ _FAINT = 0.5
 """Plain rounds of it that do not count: noise is never less than nothing."""
 
 
-_CHOICE, _PROBE = "choice", "probe"
-"""What a round that drafts is."""
-
-
 class Option(NamedTuple):
     """A drafter with a model or none (-1), for every K: what a round saves, in seconds of plain
     decoding, the seconds that it takes, looks apart, and what it saves if nobody else were looked
@@ -156,7 +152,7 @@ class Controller:
         self._drafted = 0  # rounds of a model that was chosen
         self._opened = self._vain = False  # a sequence, since the last choice; it was not worth it
         self._timing = False  # whether that is to time plain decoding
-        self._behind: str | None = None  # what drafted before the rounds that are rested in
+        self._probed: bool | None = None  # whether the last draft was a probe; None once counted
         self._tail: list[float] = []  # seconds of plain rounds between it and those
         self._aftermath = 0.0  # plain rounds that those behind it take longer, together
         self._keys: dict[int, Key] = {}
@@ -239,15 +235,15 @@ class Controller:
         self._prices.rested(n, self._rested, timing)
         self._probes.timed(self._round, n)
         plain, lost = self._prices.plain(n), 0.0
-        if self._behind:
+        if self._probed is not None:
             more = sum(min(s / plain, 2.0) - 1 for s in (self._tail + self._rested)[:_BEHIND])
             self._aftermath += (more - self._aftermath) / _BEHIND_LASTS
             lost = max(0.0, self._aftermath - _FAINT) * plain
         self._purse.spent(seconds, seconds - lost, plain)
         self._probes.spent(seconds, seconds, plain)
-        if self._behind == _PROBE:
+        if self._probed:
             self._probes.behind(lost)
-        self._rested, self._timing, self._behind = [], False, None
+        self._rested, self._timing, self._probed = [], False, None
 
     def again(self, slots: Sequence[int], budgets: Sequence[int]) -> Sequence[Pick | None] | None:
         """Begin a round; the last choice, where it need not be thought about."""
@@ -655,7 +651,7 @@ class Controller:
         if len(self._news) > _NEWS:
             self._learn()
         if any(picks):
-            self._behind, self._tail = _CHOICE if self._probes.now is None else _PROBE, []
+            self._probed, self._tail = self._probes.now is not None, []
         elif len(self._tail) < _BEHIND:
             self._tail.append(spent.rest)
         if plain and not self._fixed:
