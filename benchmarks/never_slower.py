@@ -51,7 +51,7 @@ FIXED = (1, 2, 3, 4, 6, 8, 12, 16)
 TWO_LOADS = "two loads"
 BOUND, MOST = 0.97, 6
 """Of the grid: cells that are not above the first by two standard errors are repeated so many times
-as often at most. All repeats count."""
+as often at most, but for those of fixed K. All repeats count."""
 
 BEHIND = 128
 """Tokens of a new load behind which the pace is taken."""
@@ -183,8 +183,8 @@ def grid(bench: Bench) -> Iterator[dict[str, Any]]:
                     runs = {"plain": bench.generator(None, 0, batch)}
                     runs["plain again"] = bench.generator(None, 0, batch)
                     runs["auto"] = bench.generator(name, "auto", batch)
-                    runs |= {f"K={k}": bench.generator(name, k, batch) for k in o.k}
-                    spent = bench.seconds(runs, prompts, temperature)
+                    fixed = {f"K={k}": bench.generator(name, k, batch) for k in o.k}
+                    spent = bench.seconds(runs | fixed, prompts, temperature)
                     while doubtful(spent) and len(spent["auto"]) < MOST * o.repeats:
                         for run, seconds in bench.seconds(runs, prompts, temperature).items():
                             spent[run] += seconds
@@ -194,7 +194,8 @@ def grid(bench: Bench) -> Iterator[dict[str, Any]]:
 
 
 def ratios(spent: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Plain seconds over each one's: medians of repeats, and the first repeat's of auto."""
+    """Plain seconds over each one's: medians of repeats, of which some have fewer, and the first
+    repeat's of auto."""
     found: dict[str, Any] = {}
     for name, seconds in spent.items():
         if name != "plain":
@@ -206,7 +207,7 @@ def ratios(spent: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 
 def over(plain: Sequence[float], seconds: Sequence[float]) -> list[float]:
-    return [a / b for a, b in zip(plain, seconds, strict=True)]
+    return [a / b for a, b in zip(plain, seconds, strict=False)]
 
 
 def doubtful(spent: Mapping[str, Sequence[float]]) -> bool:
