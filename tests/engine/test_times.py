@@ -224,6 +224,22 @@ def test_plain_decoding_is_timed_until_it_becomes_no_faster():
     assert counted(*(0.8**n for n in range(20))) == 12
 
 
+def test_what_a_sequence_adds_to_plain_decoding_is_known_from_drafts(monkeypatch):
+    """As each of them is a row, and those of drafts are more: before fewer decode plainly."""
+
+    def of_one() -> float:
+        prices = Prices([MODEL], 8)
+        for _ in range(4):
+            prices.rested(16, [2.0 + 16] * 4)
+        for k in (1, 2, 4):
+            told(prices, [Pick(0, k)] * 16, k + 1, rest=2.0 + 16 * (k + 1))
+        return prices.plain(1)
+
+    assert of_one() < 4
+    monkeypatch.setattr(RowTimes, "row", property(lambda self: self._row))
+    assert of_one() > 10
+
+
 def test_a_round_that_the_draft_has_begun_has_a_rest_of_its_own():
     prices = Prices([MODEL, EARLY], 8)
     told(prices, [None], 1)

@@ -568,8 +568,8 @@ class Controller:
         n = len(asks)
         plain = float(options[0].alone[0])
         lost = (1 + LEAST_TIMED) * (float(options[0].seconds[0]) - plain / speed)
-        counted = self._prices.plain_rounds(n)
-        if k and not self._fixed and self._probes.time_plain(self._round, n, counted, lost):
+        once = self._prices.plain(n)
+        if k and not self._fixed and self._probes.time_plain(self._round, n, lost, once):
             self._pause_for([a.slot for a in asks], LEAST_TIMED)
             self._timing, self._probes.now = True, None
             return True
@@ -656,6 +656,7 @@ class Controller:
             self._tail.append(spent.rest)
         if plain and not self._fixed:
             seconds = spent.seconds - spent.reading
+            self._purse.read(spent.reading, plain)
             self._purse.spent(seconds, saved, plain)
             self._lost += seconds - saved
             if self._purse.empty or self._lost > _LOST * plain or self._surprised(saved):

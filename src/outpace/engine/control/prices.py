@@ -36,8 +36,8 @@ class Prices:
         self._ks = np.arange(most + 1, dtype=np.float64)
         self._age = 0  # rounds
         self._pace = Pace(self._clock)
-        self._plain = RowTimes(self._pace)  # of single rows, by sequences
         self._rest = RowTimes(self._pace)
+        self._plain = RowTimes(self._pace, self._rest)  # of single rows, by sequences
         self._begun = {i: RowTimes(self._pace) for i, m in enumerate(members) if m.begun}
         self._draft = [StepTimes(self._pace) for _ in members]
         self._nodes = [self._ks.copy() for _ in members]
@@ -45,7 +45,8 @@ class Prices:
         self._look, self._late = [Mean() for _ in members], [Mean() for _ in members]
         self.reading = [Mean() for _ in members]
         self._compared: dict[int, float] = {}
-        self._plains: dict[int, tuple[int, float]] = {}  # measurements before; at an ordinary pace
+        self._plains: dict[int, tuple[tuple[int, float], float]] = {}
+        """By sequences: what was known, and seconds at an ordinary pace."""
         self.rounds = [0] * len(members)
         self.seconds = 0.0
 
@@ -58,10 +59,11 @@ class Prices:
         """Of a round of plain decoding: nothing that was drafted has a part in it, as long as any
         was timed."""
         times = self._plain if self._plain.measured else self._rest
+        known = times.measured, times.row
         held = self._plains.get(batch)
-        if held is None or held[0] != times.measured:
+        if held is None or held[0] != known:
             seconds = times.one(batch, 1) if times is self._plain else times.one(1, batch)
-            held = self._plains[batch] = times.measured, seconds / self._pace.factor
+            held = self._plains[batch] = known, seconds / self._pace.factor
         return held[1] * self._pace.factor
 
     def plain_rounds(self, batch: int | None = None) -> int:

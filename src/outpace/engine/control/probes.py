@@ -4,8 +4,8 @@ What a probe loses against the best choice is paid from a credit, which grows by
 the time (`SHARE`); instead of plain decoding, or on a drafter that has hardly been tried, a tenth
 of what drafting gained before may be spent, too. For a single sequence it drafts as far as promises
 to lose least, of several one token for all, or for that which it has least to read for, where
-credit is short; if most pass, more in the next round. A plain round that is timed again is paid
-from the credit alone.
+credit is short; if most pass, more in the next round. While something drafts, plain decoding, which
+all else is held against, is timed again from a credit of its own.
 """
 
 from __future__ import annotations
@@ -41,8 +41,13 @@ _LATER = 1.1
 """Times as long as it should take until there is credit is waited for it: who comes too early has
 thought in vain."""
 
-_STALE = 400
-"""Rounds after which a plain one is timed again; the first times sooner."""
+_TIMING, _TIMINGS = 0.0025, (2, 4)
+"""Of the time that timing plain decoding again may take, and plain rounds that it may lose at once,
+at the start and at most."""
+
+_SOONEST, _NO_LESS = 16, 0.5
+"""Rounds after which it is timed again at the soonest, and plain rounds that it is taken to lose at
+least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +109,26 @@ class Probes:
     gains: float = 0.0
     now: Probe | None = None
     _credit: float | None = None
+    _timings: float = 0.0  # seconds that timing plain decoding may lose
     _needs: dict[int, float] = field(default_factory=dict)  # seconds that their probes would lose
     _last: dict[int, int] = field(default_factory=dict)  # round of each drafter's last probe
     _timed: dict[int, int] = field(default_factory=dict)  # of the last plain one of so many
 
-    def time_plain(self, round_: int, batch: int, counted: int, lost: float) -> bool:
-        """Whether a plain round should be timed again.
+    def time_plain(self, round_: int, batch: int, lost: float, plain: float) -> bool:
+        """Whether plain decoding should be timed again.
 
         Args:
-            counted: how often it was.
             lost: seconds that this loses.
+            plain: what a plain round takes.
         """
         last = self._timed.get(batch)
-        if last is not None and round_ - last <= min(_STALE, 16 << min(counted, 5)):
+        if last is not None and round_ - last <= _SOONEST:
             return False
-        if self._credit is None or self._credit < lost:
+        counts = max(lost, _NO_LESS * plain)
+        if self._credit is None or self._timings < counts:
             return False
         self._timed[batch] = round_
-        self._credit -= max(0.0, lost)
+        self._timings -= counts
         self.seconds += max(0.0, lost)
         return True
 
@@ -203,9 +210,10 @@ class Probes:
             plain: what a plain one takes.
         """
         if self._credit is None:
-            self._credit = _CREDIT[0] * plain
+            self._credit, self._timings = _CREDIT[0] * plain, _TIMINGS[0] * plain
         most = _CREDIT[1] * plain
         self._credit = min(self._credit + SHARE * seconds, most)
+        self._timings = min(self._timings + _TIMING * seconds, _TIMINGS[1] * plain)
         self.gains = min(self.gains + _OF_GAINS * max(0.0, saved - seconds), most)
         if self.now is not None:
             lost = seconds - saved / self.now.speed

@@ -4,6 +4,8 @@ Whatever is chosen, probed, looked at or thought about, a round that took longer
 decoding takes for as much is a loss, and one that took less is a gain. Losses are paid from a
 purse, which holds what was gained, up to a limit, and `SHARE` of all time. When it is empty, rounds
 of plain decoding follow until it is not. So however wrong estimates are, it cannot go on at a loss.
+What a drafter takes to read a text is an outlay for all that follows: it empties no purse, but
+nothing goes into one until it is paid.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ class Purse:
     """Seconds that may be lost."""
 
     seconds: float | None = None
+    owed: float = 0.0  # for what was read
 
     @property
     def empty(self) -> bool:
@@ -42,8 +45,15 @@ class Purse:
             plain: seconds of a round of plain decoding.
         """
         before = _HOLDS[0] * plain if self.seconds is None else self.seconds
-        after = before + SHARE * seconds - min(seconds - saved, _ONCE * plain)
+        more = SHARE * seconds - min(seconds - saved, _ONCE * plain)
+        paid = min(max(more, 0.0), self.owed)
+        self.owed -= paid
+        after = before + more - paid
         self.seconds = min(max(after, -_OWES * plain), _HOLDS[1] * plain)
+
+    def read(self, seconds: float, plain: float) -> None:
+        """Something was read."""
+        self.owed = min(self.owed + seconds, _HOLDS[1] * plain)
 
     def rounds(self, plain: float) -> int:
         """Of plain decoding before it holds enough to try something again."""

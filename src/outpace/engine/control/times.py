@@ -337,14 +337,31 @@ class Times(ABC):
 
 class RowTimes(Times):
     """Of passes by rows: a line. Before it is known better, a row adds two per cent; soon it must
-    be, as in a batch a token more is many rows more, and each K is measured but once at first."""
+    be, as in a batch a token more is many rows more, and each K is measured but once at first.
+
+    Args:
+        like: other passes, whose rows add as much.
+    """
 
     rows = True
     _fits = (1, 2, _WARM, _WINDOW)
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, like: RowTimes | None = None) -> None:
         super().__init__(pace)
         self._row = _ROW
+        self._like, self._seen = like, _ROW
+
+    @property
+    def row(self) -> float:
+        """What a row adds, of what a pass without rows would take."""
+        if self._like is not None and sum(map(len, self._cells.values())) < 2:
+            return self._like.row
+        return self._row
+
+    def at(self, sizes: Floats, batch: int, hope: float = 0.0) -> Floats:
+        if self._seen != self.row:
+            self._seen, self._fresh = self.row, (0, 0)
+        return super().at(sizes, batch, hope)
 
     def _fit(self, batch: int) -> None:
         now = self._clock()
@@ -356,17 +373,18 @@ class RowTimes(Times):
             ]
         ).T
         # least squares of what is known as well as it is, and of what was to be expected
+        row = _ROW if self._like is None else self._like.row
         at = int(rows.argmin())
-        first = seconds[at] / (1 + _ROW * rows[at])
+        first = seconds[at] / (1 + row * rows[at])
         weights = 1 / np.array([*(np.maximum(spreads, _LEAST) * seconds), _UNLIKE * first])
         lines = np.array([[1.0, n] for n in rows] + [[0.0, 1.0]])
-        values = np.array([*seconds, _ROW * first])
+        values = np.array([*seconds, row * first])
         (first, slope), *_ = np.linalg.lstsq(lines * weights[:, None], values * weights)
         self._row = min(max(0.0, slope / first), _DEAR_ROW) if first > 0 else _DEAR_ROW
         self._fresh = 0, 0
 
     def _shape(self, sizes: Floats, batch: int) -> Floats:
-        found: Floats = 1 + self._row * sizes * batch
+        found: Floats = 1 + self.row * sizes * batch
         return found
 
 
