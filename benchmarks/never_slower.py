@@ -53,7 +53,7 @@ GRID = ("DRAFT", "ngram", "suffix", "recycling", "int4", "suffix+DRAFT", "random
 SINGLE = ("DRAFT", "ngram", "suffix", "recycling", "int4")
 FIXED = (1, 2, 3, 4, 6, 8, 12, 16)
 TWO_LOADS = "two loads"
-BOUND, MOST = 0.97, 10
+BOUND, MOST = 0.97, 5
 """Of the grid: cells that are not above the first by two standard errors are repeated so many times
 as often at most, but for those of fixed K. All repeats count."""
 
