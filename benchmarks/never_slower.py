@@ -142,7 +142,8 @@ class Bench:
         self, runs: Mapping[str, Generator], prompts: Sequence[list[int]], temperature: float
     ) -> tuple[Spent, Spent]:
         """Of decoding and of prefill: of each, a number per repeat."""
-        decoding, prefill = ({name: [] for name in runs} for _ in range(2))
+        decoding: Spent = {}
+        prefill: Spent = {}
         for _ in range(self.options.repeats):
             forget(runs)
             both = self.in_turns(runs, prompts, temperature)

@@ -176,8 +176,10 @@ def test_what_drafting_costs_the_plain_rounds_behind_it_is_paid_for_too(monkeypa
         )
 
     assert loss() < 1.015
+    monkeypatch.setattr(Purse, "read", lambda self, seconds, plain: None)  # rarer for that, too
+    assert loss() < 1.025
     monkeypatch.setattr(controller, "_BEHIND", 0)
-    assert loss() > 1.018
+    assert loss() > 1.03
 
 
 def behind_reading() -> float:

@@ -568,8 +568,7 @@ class Controller:
         n = len(asks)
         plain = float(options[0].alone[0])
         lost = (1 + LEAST_TIMED) * (float(options[0].seconds[0]) - plain / speed)
-        once = self._prices.plain(n)
-        if k and not self._fixed and self._probes.time_plain(self._round, n, lost, once):
+        if k and not self._fixed and self._probes.time_plain(self._round, n, lost, plain):
             self._pause_for([a.slot for a in asks], LEAST_TIMED)
             self._timing, self._probes.now = True, None
             return True

@@ -66,9 +66,9 @@ class Prices:
             held = self._plains[batch] = known, seconds / self._pace.factor
         return held[1] * self._pace.factor
 
-    def plain_rounds(self, batch: int | None = None) -> int:
-        """How often one was timed; by default of any batch."""
-        return self._plain.measured if batch is None else self._plain.count(batch, 1)
+    def plain_rounds(self) -> int:
+        """How often one was timed."""
+        return self._plain.measured
 
     def compared(self, batch: int) -> float:
         """More of a round in which nobody drafts, if what was proposed is judged by the text."""
