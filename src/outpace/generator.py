@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, cast, overload
 
 import numpy as np
@@ -250,7 +250,7 @@ class Stream:
         for request in self._requests:
             total = total.merge(request.stats)
         now = self._engine.stats
-        for name in ("prefill_seconds", "draft_seconds", "target_seconds", "round_seconds"):
+        for name in (f.name for f in fields(Stats) if f.name.endswith("_seconds")):
             setattr(total, name, getattr(now, name) - getattr(self._before, name))
         return total
 

@@ -29,7 +29,7 @@ from outpace.engine.control import (
     probes,
 )
 from outpace.engine.control.estimates import Estimates
-from outpace.engine.control.held import Choice
+from outpace.engine.control.held import PLAIN, Choice, Held
 from outpace.engine.control.probes import Probe
 from outpace.engine.control.purse import Purse
 from outpace.engine.control.survival import Survival
@@ -547,6 +547,29 @@ def test_choices_are_held_so_that_thinking_costs_little():
     assert run.pace(600) / best_pace(world, 0, 600)[0] < 1.08
 
 
+def test_thought_that_changes_nothing_comes_less_often():
+    now = [0.0]
+    held = Held(lambda: now[0])
+    question = held.question([0])
+
+    def lasts(choice: Choice, changed: bool = False) -> float:
+        """How long it is held, of an engine that is old."""
+        if changed:
+            held.drop()
+        now[0] += 1e6
+        began = held.begin()
+        now[0] += 1.0
+        held.keep(question, choice, began)
+        times = 100.0 * 2 ** np.arange(8)
+        return next(float(t) for t in times if began + t >= held._until)
+
+    lasts(PLAIN)
+    some, other = Choice(0, 3), Choice(0, 4)
+    assert [lasts(some) for _ in range(5)] == [200, 400, 800, 800, 800]
+    assert [lasts(other) for _ in range(3)] == [200, 400, 800]
+    assert lasts(other, changed=True) == 400  # it had begun anew
+
+
 def after_others(alpha, kind, first: int, last: int, machine=None, member=None) -> float:
     """Milliseconds per token on a part of a text that follows on ordinary ones, over the best, if
     thinking takes half as long as a plain round."""
@@ -626,24 +649,41 @@ def test_a_look_that_gains_less_than_it_takes_was_in_vain():
     control = still(members=BOTH)
     control.open(0, 0.0)
     control._prices.rested(1, [10.0] * 3)
-    control._prices.add([None], Spent({1: 0.5}, 0.0, 0.0, 10.0, 1))
+    control._prices.add([None], [Spent({1: 0.5}, 0.0, 0.0, 10.0, 1)])
     for gain, hopeful in ((0.02, False), (0.1, True)):  # of a plain round
         control._early = {1}
         control._count_looks({1}, gain)
         assert control._hopeful(1) == hopeful
 
 
-def test_at_an_age_at_which_something_else_was_chosen_last_it_is_thought_about_anew(monkeypatch):
-    control, drops = still(), []
-    length = control._estimates.length
-    monkeypatch.setattr(control._held, "drop", lambda: drops.append(length(0)))
-    for chosen, usual, expected in (((0, 2), (0, 6), [4, 32]), ((0, 6), (0, 6), [])):
-        control.open(0, 0.0)
-        control._chosen, control._usual = chosen, {(0.0, 1): usual, (0.0, 0): usual}
-        drops.clear()
-        for _ in range(40):
-            control.emitted(0, 1)
-        assert drops == expected
+@pytest.mark.parametrize(
+    ("chosen", "usual", "thinks", "then"),
+    [
+        (Choice(0, 2), Choice(0, 6), [], Choice(0, 6)),
+        (Choice(0, 2), PLAIN, [4, 32], None),
+        (Choice(0, 2), Choice(1, 6), [4, 32], None),
+        (PLAIN, Choice(0, 6), [4, 32], None),
+        (Choice(0, 6), Choice(0, 6, 0.5), [], None),
+    ],
+    ids=["farther", "not at all", "by another", "from plain", "no change"],
+)
+def test_at_an_age_at_which_something_else_was_chosen_last(chosen, usual, thinks, then):
+    """The same drafter goes as far as it went then; else it is thought about anew."""
+    control, dropped = still(), []
+    control.open(0, 0.0)
+    control._take(chosen)
+    control._usual = {(0.0, 1): usual, (0.0, 0): usual}
+    held = control._held
+    question = held.question([0])
+    for length in range(1, 41):
+        held._choices = {question: control._now}
+        control.emitted(0, 1)
+        if question not in held._choices:
+            dropped.append(length)
+        elif then is not None and length == 4:
+            assert held._choices[question] == then
+    assert dropped == thinks
+    assert control._chosen == (then or chosen)[:2]
 
 
 @pytest.mark.parametrize(("k", "expected"), [(4, [3, 6, 3, 5]), (1, [1, 2, 1, 2])])
@@ -852,7 +892,7 @@ def test_members_that_sat_out_go_on_where_the_text_is():
     taken_over(engine, Erratic(engine.controller.members, 3))
     run(engine, requests(0.0))
     assert engine.stats.drafters[ModelDrafter.name] > 20
-    told = engine.controller._estimates._of((0.0, 1, None, None))
+    told = engine.controller._estimates._all(0.0, 1)
     assert told.reached[0] > 20
     assert told.alpha()[0] > 0.9
     assert told.accepted == pytest.approx(told.reached)

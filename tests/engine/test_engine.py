@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -32,6 +34,24 @@ def run(engine: Engine, requests, **options):
     while engine.busy:
         engine.step()
     return sequences
+
+
+class SlowReader(ModelDrafter):
+    """Takes long to read a prompt."""
+
+    def open(self, context, features=()):
+        time.sleep(0.05)
+        super().open(context, features)
+
+
+def test_what_a_drafter_takes_to_read_a_prompt_is_part_of_prefill():
+    for drafter, reads in ((SlowReader(mixed()), True), (None, False)):
+        engine = Engine(TARGET, drafter, 2)
+        (one,) = run(engine, [([1, 2, 3], SamplingParams(max_new_tokens=9, eos_token_ids=()))])
+        for stats in (engine.stats, one.stats):
+            assert (stats.reading_seconds >= 0.05) == reads
+            assert stats.prefill_seconds > stats.reading_seconds
+            assert stats.draft_seconds < stats.round_seconds < stats.seconds
 
 
 def make(k: int = 4, target=TARGET, drafter=None, **options) -> Engine:

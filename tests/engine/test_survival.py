@@ -49,6 +49,28 @@ def test_what_was_not_judged_counts_as_neither():
     assert found.reached == [2, 2, 1, 1]
 
 
+def test_counts_together_are_those_of_all_rounds():
+    """What one has counted, by what another one counted some text ago, at any age of either."""
+    for far in (0, 50, 5000):
+        whole, early, late = (Survival(2, memory=100) for _ in range(3))
+        for one in (whole, early):
+            one.add(2, 1)
+            one.add(1, 0)
+            one.pass_by(30)
+            one.add(2, 2)
+        whole.pass_by(70 + far)
+        early.pass_by(70)
+        late.pass_by(far)
+        for one in (whole, late):
+            one.add(2, 2)
+        late.gain(early, far)
+        assert late.alpha() == pytest.approx(whole.alpha())
+        unfaded = Survival(2, memory=100)
+        unfaded.add(2, 2)
+        unfaded.gain(early, 0)
+        assert (unfaded.alpha() == pytest.approx(whole.alpha())) == (far == 0)
+
+
 def test_evidence_fades_with_the_text():
     found = Survival(1, memory=100)
     for accepted in [1] * 100 + [0] * 100:

@@ -190,7 +190,7 @@ def told(
     prices: Prices, picks, rows: int, *, draft=0.0, rest=10.0, looks=None, reading=0.0, count=4
 ):
     for _ in range(count):
-        prices.add(picks, Spent(looks or {}, draft, reading, rest, rows))
+        prices.add(picks, [Spent(looks or {}, draft, reading, rest, rows)])
 
 
 def test_before_a_draft_was_timed_it_costs_what_its_weights_do():
@@ -270,9 +270,9 @@ def test_what_is_looked_at_and_read_is_paid_for():
 def test_looks_behind_a_pause_do_not_make_others_dearer():
     prices = Prices([MODEL, LOOK], 8)
     late = Spent({1: 5.0}, 0.0, 0.0, 10.0, 1, late={1})
-    prices.add([None], late)
+    prices.add([None], [late])
     assert prices.look(1) == 5.0  # nothing else is known
     told(prices, [None], 1, looks={1: 0.5})
-    prices.add([None], late)
+    prices.add([None], [late])
     assert prices.look(1) == 0.5
     assert prices.look(1, late=True) == 5.0

@@ -225,7 +225,7 @@ class Engine:
         drafted = sum(laps.values()) - read - chose
         for stats in (self.stats, *(r.stats for r in running)):
             stats.spend(drafted, scored, whole - read)
-            stats.prefill_seconds += read
+            stats.read(read, read)
 
     def draft(self, running: list[Request], clock: Clock | None = None) -> Draft:
         """What the drafter proposes for them."""
@@ -427,13 +427,16 @@ class Engine:
             self._cache.truncate(request.slot, 0)
             prompt = request.tokens[:-1]
             features = prefill(self.target, self._cache, request.slot, prompt, self._taps)
+            clock.lap("target")
             if self._drafting is not None:
                 temperature = request.params.temperature
                 self._drafting.open(_context(request), features, temperature)
+            clock.lap("reading")
             if self.target.device.type == "cuda":
                 torch.cuda.synchronize(self.target.device)  # once per request, for its times
+            reading, whole = clock.laps()["reading"], clock.whole()
             for stats in (request.stats, self.stats):
-                stats.prefill_seconds += clock.whole()
+                stats.read(reading, whole)
 
     def _reap(self) -> None:
         """Give back the slots of all that have finished."""

@@ -20,6 +20,7 @@ class Stats:
         proposed, accepted, emitted: tokens.
         draft_steps: tokens drafted along the longest path, summed over rounds.
         lengths: rounds by K, from 0: how long a path was proposed.
+        prefill_seconds: of reading prompts; of these `reading_seconds` by the drafter.
         drafters: rounds by who proposed something.
         reached, accepted_at: per depth (from 1): rounds that reached it, and
             rounds that accepted a token there.
@@ -37,6 +38,7 @@ class Stats:
     reached: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
     prefill_seconds: float = 0.0
+    reading_seconds: float = 0.0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     round_seconds: float = 0.0
@@ -78,6 +80,10 @@ class Stats:
         for depth in range(reached):
             self.reached[depth] += 1
             self.accepted_at[depth] += depth < accepted
+
+    def read(self, drafter: float, whole: float) -> None:
+        self.reading_seconds += drafter
+        self.prefill_seconds += whole
 
     def spend(self, draft: float, target: float, whole: float) -> None:
         self.draft_seconds += draft

@@ -18,6 +18,7 @@ text must not depend on it where a seed is to give the same text again: see `Eng
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -159,7 +160,7 @@ class Controller:
         self._batch = 1
         self._asked = self.most  # the longest budget of those
         self._chosen = -1, 0
-        self._usual: dict[tuple[Key, int], tuple[int, int]] = {}  # for single sequences, by age
+        self._usual: dict[tuple[Key, int], Choice] = {}  # for single sequences, by age
         self._worth = [0.0] * len(self.members)  # of a look: by how much it raised the rate
         self._looked = [0] * len(self.members)
         self._last = [0] * len(self.members)  # rounds of the last looks
@@ -400,10 +401,15 @@ class Controller:
         if self._opened:
             self._vain = not k
         self._opened = False
-        self._chosen, self._lost, self._more, self._since = (member, k), 0.0, 0.0, 0
+        choice = Choice(member, k, gain, *self._expected(asks, each, best, k))
+        self._take(choice)
         if n == 1:
-            self._usual[self._estimates.like(asks[0].slot)] = self._chosen
-        return Choice(member, k, gain, *self._expected(asks, each, best, k)), tried
+            self._usual[self._estimates.like(asks[0].slot)] = choice
+        return choice, tried
+
+    def _take(self, choice: Choice) -> None:
+        """This is the last choice from now on."""
+        self._chosen, self._lost, self._more, self._since = choice[:2], 0.0, 0.0, 0
 
     def _trial(self, asks: Sequence[Ask]) -> list[Pick | None]:
         """The picks of a probe, or of plain decoding that is to be timed."""
@@ -575,8 +581,10 @@ class Controller:
         found = []
         for option in options[1:]:
             m = option.member
+            if m == member:
+                continue
             all_pass = _over((1 + np.minimum(self._ks, self._asked)) * plain, option.seconds)
-            if m == member or all_pass.max() <= _LEAVE_PLAIN * speed:
+            if all_pass.max() <= _LEAVE_PLAIN * speed:
                 continue  # not even if all were accepted
             lags = [a.lags.get(m, 0) if a.budget else None for a in asks]
             if all(lag is None for lag in lags):
@@ -611,9 +619,19 @@ class Controller:
         """So many tokens of a sequence."""
         if self._estimates.emitted(slot, tokens) and self._batch == 1:
             usual = self._usual.get(self._estimates.like(slot))
-            if usual != self._chosen:  # for sequences so old something else was chosen
-                self._held.drop()
+            if usual is None or usual[:2] != self._chosen:
+                self._turn_to(slot, usual)
         self._earned += tokens * self._worths.get(slot, 0.0)
+
+    def _turn_to(self, slot: int, usual: Choice | None) -> None:
+        """What was chosen last for sequences so old: where that is the same drafter, it goes as far
+        from now on, and if it does not suit this text, that is soon seen."""
+        member, k = self._chosen
+        if usual is not None and k and usual.k and usual.member == member:
+            self._held.exchange([slot], usual)
+            self._take(usual)
+        else:
+            self._held.drop()
 
     def told(self, told: Told) -> None:
         """A proposal was judged, or the text has shown what would have become of it."""
@@ -676,14 +694,18 @@ class Controller:
         """What was told since the last choice: rounds for which it was held did not wait."""
         self._settle()
         news, self._news = self._news, []
+        rounds = []
         for item in news:
             if isinstance(item, _Judged):
                 self._estimates.add(*item)
                 self._probes.told(item.told)
                 continue
             picks, spent, saved = item
-            self._prices.add(picks, spent)
+            rounds.append((picks, spent))
             self._probes.spent(spent.seconds, saved, self._prices.plain(len(picks)))
+        for _, some in itertools.groupby(rounds, lambda r: (*r[0], r[1].rows, *r[1].looks)):
+            alike = list(some)
+            self._prices.add(alike[0][0], [spent for _, spent in alike])
 
     # --- why ----------------------------------------------------------------------
 

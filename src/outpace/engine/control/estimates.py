@@ -56,8 +56,8 @@ _LEAST = 0.01
 _STEP, _HOTTEST = 0.05, 4.0
 """Temperatures that are told apart, and from where on they are not."""
 
-_Place = tuple[Key, int, int | None, int | None]
-"""A drafter's rounds: of a kind or of any, of sequences of an age (`_age`) or of any."""
+_Like = tuple[int, int]
+"""Rounds of a kind, of sequences of an age (`_age`)."""
 
 
 def key_of(temperature: float) -> Key:
@@ -141,8 +141,8 @@ class Estimates:
     def __init__(self, members: Sequence[Profile], most: int) -> None:
         self._members, self._most = members, most
         self._open: dict[int, _Open] = {}
-        self._shared: dict[_Place, _Table] = {}
-        self._priors: dict[_Place, tuple[int, list[float]]] = {}
+        self._shared: dict[tuple[Key, int], dict[_Like, _Table]] = {}  # by member
+        self._priors: dict[tuple[Key, int, int, int], tuple[int, list[float]]] = {}
         self._alike: dict[tuple[int, int], Likeness] = {}  # by member and kind
         self._judged: dict[tuple[int, int], int] = {}  # rounds, the same
         self._text = self._told = 0  # tokens emitted, proposals judged
@@ -201,10 +201,10 @@ class Estimates:
         open_.own[which].watch(told)
         open_.gains.pop(which, None)
         self._judged[which] = self._judged.get(which, 0) + 1
-        for place in self._places(open_.key, told.member, told.kind, proposed):
-            if place not in self._shared:
-                self._shared[place] = _Table(Survival(most, _OTHERS), self._text)
-            self._shared[place].add(told, self._text)
+        tables, like = self._shared.setdefault((open_.key, told.member), {}), (told.kind, proposed)
+        if like not in tables:
+            tables[like] = _Table(Survival(most, _OTHERS), self._text)
+        tables[like].add(told, self._text)
         self._told += 1
 
     def new(self, member: int, kind: int) -> bool:
@@ -232,31 +232,36 @@ class Estimates:
         more = self._most + 1 - len(gains)
         return np.append(gains, [gains[-1]] * more) if more else gains
 
-    def _places(self, key: Key, member: int, kind: int, age: int) -> list[_Place]:
-        """Where evidence of such a round is kept: of all first, of those most like it last."""
-        return [(key, member, None, None), (key, member, kind, None), (key, member, kind, age)]
-
     def _prior(self, key: Key, member: int, kind: int, age: int) -> list[float]:
         """α of all sequences, looked up anew from time to time."""
         place = key, member, kind, age
         held = self._priors.get(place)
         if held is None or self._told - held[0] >= _FRESH:
-            every, of_kind, of_age = self._places(*place)
-            alpha = self._of(every).alpha()
-            alpha = self._of(of_kind).alpha(alpha, _OF_KINDS[not self._members[member].instant])
-            alpha = self._of(of_age).alpha(alpha, _OF_AGES)
+            alpha = self._all(key, member).alpha()
+            trust = _OF_KINDS[not self._members[member].instant]
+            alpha = self._all(key, member, kind).alpha(alpha, trust)
+            alpha = self._all(key, member, kind, age).alpha(alpha, _OF_AGES)
             held = self._priors[place] = self._told, alpha
         return held[1]
 
-    def _of(self, place: _Place) -> Survival:
-        table = self._shared.get(place)
-        most = self._members[place[1]].most
-        return Survival(most, _OTHERS) if table is None else table.survival
+    def _all(
+        self, key: Key, member: int, kind: int | None = None, age: int | None = None
+    ) -> Survival:
+        """What all sequences have shown, in rounds of a kind or of any, at an age or at any."""
+        found = Survival(self._members[member].most, _OTHERS)
+        for (k, a), table in self._shared.get((key, member), {}).items():
+            if kind in (None, k) and age in (None, a):
+                found.gain(table.survival, self._text - table.text)
+        return found
 
     def overall(self, member: int) -> tuple[list[float], Floats]:
         """α by depth in all rounds at the temperature seen last, and tokens by K."""
-        tables = [t for (_, m, kind, _), t in self._shared.items() if m == member and kind is None]
-        if not tables:
+        last = [
+            (max(table.text for table in tables.values()), key)
+            for (key, m), tables in self._shared.items()
+            if m == member
+        ]
+        if not last:
             return [], np.ones(self._most + 1)
-        alpha = max(tables, key=lambda table: table.text).survival.alpha()
+        alpha = self._all(max(last)[1], member).alpha()
         return alpha, self._by_k(alpha)

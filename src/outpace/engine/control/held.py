@@ -2,7 +2,8 @@
 
 Choosing takes some tenths of a millisecond. Where a pass takes little more, as of a small model,
 a choice serves the rounds that follow, if they ask the same: as long as it takes for all that
-was thought since the first of them to be half a hundredth of the time (`_SHARE`).
+was thought since the first of them to be half a hundredth of the time (`_SHARE`), and longer where
+thinking again and again has changed nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from .plan import Ask, kind_of
 
 _SHARE = 0.005
 """Of the time that choosing may take."""
+
+_PATIENT = 4
+"""Times as long, at most: twice as long where the last thought changed nothing, and so on."""
 
 _SOON = 0.25
 """Of the time since the first choice: as long as little is known, none is held for longer."""
@@ -50,10 +54,12 @@ class Held:
         self._choices: dict[Question, Choice] = {}
         self._first: float | None = None
         self._began = self._thought = 0.0
+        self._last, self._patience = PLAIN, 1  # the last choice, and times as long as usual
 
     def drop(self) -> None:
-        """What is asked next is to be thought about."""
+        """What is asked next is to be thought about: something has changed."""
         self._choices.clear()
+        self._patience = 1
 
     def begin(self) -> float:
         """Now something is thought about."""
@@ -61,7 +67,7 @@ class Held:
         if self._first is None:
             self._first = now
         if now >= self._until:
-            self.drop()
+            self._choices.clear()
         if not self._choices:
             self._began, self._thought = now, 0.0
         return now
@@ -69,12 +75,20 @@ class Held:
     @property
     def _until(self) -> float:
         since = 0.0 if self._first is None else self._began - self._first
-        return self._began + min(self._thought / _SHARE, since * _SOON)
+        return self._began + min(self._patience * self._thought / _SHARE, since * _SOON)
 
     def keep(self, question: Question, choice: Choice, began: float) -> None:
         """A choice that was begun to be thought about then."""
+        if not self._choices:
+            same = choice[:2] == self._last[:2]
+            self._patience, self._last = min(2 * self._patience, _PATIENT) if same else 1, choice
         self._choices[question] = choice
         self._thought += self._clock() - began
+
+    def exchange(self, slots: Sequence[int], choice: Choice) -> None:
+        """Another choice for them where nothing is offered, that need not be thought about."""
+        if self._choices:
+            self._choices = {self.question(slots): choice}
 
     def find(self, question: Question) -> Choice | None:
         """What was chosen then, if that is not too long ago."""

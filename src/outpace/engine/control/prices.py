@@ -128,40 +128,48 @@ class Prices:
             timing: whether the last ones, which have `settled`, are to count.
         """
         self._age += len(seconds)
-        counted = seconds[-LEAST_TIMED:] if timing else seconds
-        usual = statistics.median_low(counted)
-        if len(counted) > LEAST_TIMED:
-            usual = statistics.fmean(min(s, 1.5 * usual) for s in counted)
+        usual = _usual(seconds[-LEAST_TIMED:] if timing else seconds)
         self._plain.add(batch, 1, usual)
         self._rest.add(1, batch, usual)
         self.seconds += sum(seconds)
 
-    def add(self, picks: Sequence[Pick | None], spent: Spent) -> None:
-        """What a round took."""
+    def add(self, picks: Sequence[Pick | None], spents: Sequence[Spent]) -> None:
+        """What rounds took, one after the other, in which the same was picked and as many rows were
+        scored. They count as one measurement: what is noise is nearly the same in all of them."""
         batch, rest = len(picks), self._rest
-        self._age += 1
-        for i, seconds in spent.looks.items():
-            (self._late if i in spent.late else self._look)[i].add(seconds)
+        self._age += len(spents)
+        rows, seconds = spents[0].rows, _usual([spent.rest for spent in spents])
+        for spent in spents:
+            for i, look in spent.looks.items():
+                (self._late if i in spent.late else self._look)[i].add(look)
         longest: dict[int, int] = {}
         for pick in picks:
             if pick is not None:
                 longest[pick.member] = max(pick.k, longest.get(pick.member, 0))
         for m, k in longest.items():
-            self.rounds[m] += 1
+            self.rounds[m] += len(spents)
             if not self._members[m].instant:
-                self._draft[m].add(k, batch, spent.draft)
+                self._draft[m].add(k, batch, _usual([spent.draft for spent in spents]))
                 rest = self._begun.get(m, rest)
                 if len(longest) == 1:  # else the rows may be those of others
                     weight = _PRESENT if (m, k) in self._sized else 1.0
-                    self._nodes[m][k] += weight * (spent.rows - 1 - self._nodes[m][k])
+                    self._nodes[m][k] += weight * (rows - 1 - self._nodes[m][k])
                     self._sized.add((m, k))
-        if spent.rows == 1 and self._plain.measured:
+        if rows == 1 and self._plain.measured:
             plain, before = self.plain(batch), self._compared.get(batch, 0.0)
-            more = min(spent.rest - plain, plain)
+            more = min(seconds - plain, plain)
             self._compared[batch] = before + _PRESENT / 4 * (more - before)
         else:
-            rest.add(spent.rows, batch, spent.rest)
-        self.seconds += spent.seconds
+            rest.add(rows, batch, seconds)
+        self.seconds += sum(spent.seconds for spent in spents)
+
+
+def _usual(seconds: Sequence[float]) -> float:
+    """What rounds take that are alike: the mean, to which no one adds much; of few the median."""
+    usual = statistics.median_low(seconds)
+    if len(seconds) > LEAST_TIMED:
+        usual = statistics.fmean(min(s, 1.5 * usual) for s in seconds)
+    return usual
 
 
 def settled(seconds: Sequence[float]) -> bool:

@@ -67,6 +67,13 @@ class Survival:
         self._reached[min(reached, self.depths)] += self.weight
         self._accepted[min(accepted, self.depths)] += self.weight
 
+    def gain(self, other: Survival, tokens: float) -> None:
+        """Count what another has counted, as so many tokens later."""
+        weight = self.weight / other.weight * math.exp(-tokens / self._memory)
+        self._reached = [x + weight * y for x, y in zip(self._reached, other._reached, strict=True)]
+        more = zip(self._accepted, other._accepted, strict=True)
+        self._accepted = [x + weight * y for x, y in more]
+
     @property
     def reached(self) -> list[float]:
         """Rounds that reached a depth, by depth."""
