@@ -36,6 +36,10 @@ def run(engine: Engine, requests, **options):
     return sequences
 
 
+def make(k: int = 4, target=TARGET, drafter=None, **options) -> Engine:
+    return Engine(target, drafter or ModelDrafter(mixed()), k, **options)
+
+
 class SlowReader(ModelDrafter):
     """Takes long to read a prompt."""
 
@@ -52,10 +56,6 @@ def test_what_a_drafter_takes_to_read_a_prompt_is_part_of_prefill():
             assert (stats.reading_seconds >= 0.05) == reads
             assert stats.prefill_seconds > stats.reading_seconds
             assert stats.draft_seconds < stats.round_seconds < stats.seconds
-
-
-def make(k: int = 4, target=TARGET, drafter=None, **options) -> Engine:
-    return Engine(target, drafter or ModelDrafter(mixed()), k, **options)
 
 
 requests = st.lists(

@@ -137,7 +137,8 @@ def test_what_was_measured_long_ago_follows_its_neighbours():
         times.add(1, 1, 20.0)
         times.add(3, 1, 20.8)
     assert times.at(sizes(2), 1)[0] > 1.3 * before
-    assert passes().count(2, 1) == 0 < times.count(2, 1) == 30
+    assert not passes()._cells
+    assert times._cells[1][2].count == 30
 
 
 def on_an_unsteady_machine() -> float:

@@ -20,10 +20,10 @@ class Stats:
         proposed, accepted, emitted: tokens.
         draft_steps: tokens drafted along the longest path, summed over rounds.
         lengths: rounds by K, from 0: how long a path was proposed.
-        prefill_seconds: of reading prompts; of these `reading_seconds` by the drafter.
         drafters: rounds by who proposed something.
         reached, accepted_at: per depth (from 1): rounds that reached it, and
             rounds that accepted a token there.
+        prefill_seconds: of reading prompts; of these `reading_seconds` by the drafter.
     """
 
     rounds: int = 0
@@ -82,6 +82,7 @@ class Stats:
             self.accepted_at[depth] += depth < accepted
 
     def read(self, drafter: float, whole: float) -> None:
+        """Count seconds of reading: by the drafter, and in all."""
         self.reading_seconds += drafter
         self.prefill_seconds += whole
 

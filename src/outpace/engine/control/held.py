@@ -1,6 +1,6 @@
 """Choices that are held for some rounds, so that choosing costs no more than it may.
 
-Choosing takes some tenths of a millisecond. Where a pass takes little more, as of a small model,
+Choosing takes up to a millisecond. Where a pass takes little more, as of a small model,
 a choice serves the rounds that follow, if they ask the same: as long as it takes for all that
 was thought since the first of them to be half a hundredth of the time (`_SHARE`), and longer where
 thinking again and again has changed nothing.

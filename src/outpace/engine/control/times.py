@@ -261,11 +261,6 @@ class Times(ABC):
         if cells[size].count in self._fits:
             self._fit(batch)
 
-    def count(self, size: int, batch: int) -> int:
-        """Measurements of a cell."""
-        cell = self._cells.get(batch, {}).get(size)
-        return 0 if cell is None else cell.count
-
     def longest(self, batch: int) -> int:
         """The largest size that was measured for so many sequences; 0 if none was."""
         return max(self._cells.get(batch, {}), default=0)
