@@ -220,6 +220,7 @@ class Controller:
     def rested(self, seconds: float) -> None:
         """What a round took in which each sequence emitted a token."""
         self._rested.append(seconds)
+        self._held.passed(seconds)
         if self._timing and self._round + 1 >= self._resting and not settled(self._rested):
             self._resting += 1
         if len(self._rested) >= _SETTLE:
@@ -665,6 +666,7 @@ class Controller:
         plain = self._prices.plain(len(picks))
         saved, self._earned = self._earned if any(picks) else plain, 0.0
         self._news.append((picks, spent, saved))
+        self._held.passed(spent.seconds)
         if len(self._news) > _NEWS:
             self._learn()
         if any(picks):

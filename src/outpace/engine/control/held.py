@@ -46,12 +46,13 @@ class Held:
     """Choices by what was asked.
 
     Args:
-        clock: tells the time in seconds.
+        clock: tells the time in seconds, to know what thinking takes.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._choices: dict[Question, Choice] = {}
+        self._time = 0.0  # that rounds took: what else runs between them makes nothing outdated
         self._first: float | None = None
         self._began = self._thought = 0.0
         self._last, self._patience = PLAIN, 1  # the last choice, and times as long as usual
@@ -61,16 +62,20 @@ class Held:
         self._choices.clear()
         self._patience = 1
 
+    def passed(self, seconds: float) -> None:
+        """A round took so long."""
+        self._time += seconds
+
     def begin(self) -> float:
-        """Now something is thought about."""
-        now = self._clock()
+        """Something begins to be thought about: when."""
+        now = self._time
         if self._first is None:
             self._first = now
         if now >= self._until:
             self._choices.clear()
         if not self._choices:
             self._began, self._thought = now, 0.0
-        return now
+        return self._clock()
 
     @property
     def _until(self) -> float:
@@ -93,7 +98,7 @@ class Held:
     def find(self, question: Question) -> Choice | None:
         """What was chosen then, if that is not too long ago."""
         choice = self._choices.get(question)
-        return choice if choice is not None and self._clock() < self._until else None
+        return choice if choice is not None and self._time < self._until else None
 
     def question(self, slots: Sequence[int], asks: Sequence[Ask] = ()) -> Question:
         """What is asked; without asks nothing is offered."""
