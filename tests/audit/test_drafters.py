@@ -220,7 +220,7 @@ class ByTurns(Controller):
     def rests(self, batch, waiting):
         return False
 
-    def again(self, slots, budgets):
+    def again(self, slots, budgets, left=0):
         return None
 
     def choose(self, asks, crowded=False):

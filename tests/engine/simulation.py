@@ -146,7 +146,7 @@ class World:
         read = [dict[int, int]() for _ in text]
         waiting: list[list[tuple[int, int, int, int]]] = [[] for _ in text]  # looked at
         for slot in range(self.batch):
-            controller.open(slot, 0.0)
+            controller.open(slot, 0.0, self.prompt)
         while min(text) < tokens:
             if controller.rests(self.batch, any(waiting)):
                 seconds = m.target(self.batch) * self.after
@@ -157,7 +157,7 @@ class World:
                 self.drift()
                 continue
             budgets = [max(0, min(controller.most, tokens - at - 1)) for at in text]
-            held = controller.again(list(range(self.batch)), budgets)
+            held = controller.again(list(range(self.batch)), budgets, tokens - text[0])
             looks = {i: m.look[i] for i in controller.looks()} if held is None else {}
             asks = []
             found: list[dict[int, int]] = []
@@ -198,12 +198,12 @@ class World:
                         right = self.passed(b, pick.member, text[b], pick.k)
                         read[b][pick.member] = self.prompt + text[b]
                     accepted = min(right, pick.k)
-                    if not instant:
-                        reached = accepted + (accepted < pick.k)
-                        controller.told(Told(b, pick.member, pick.kind, reached, accepted))
                 text[b] += accepted + 1
                 emitted += accepted + 1
                 controller.emitted(b, accepted + 1)
+                if pick is not None and not self.members[pick.member].instant:
+                    reached = accepted + (accepted < pick.k)
+                    controller.told(Told(b, pick.member, pick.kind, reached, accepted))
                 for item in list(waiting[b]):
                     i, at, right, most = item
                     if at + right < text[b]:

@@ -43,7 +43,7 @@ class Script(Controller):
     def rests(self, batch, waiting):
         return False
 
-    def again(self, slots, budgets):
+    def again(self, slots, budgets, left=0):
         self._round += 1
 
     def looks(self):

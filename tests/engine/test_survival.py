@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from outpace.engine.control import Profile, Told
 from outpace.engine.control.estimates import Estimates
-from outpace.engine.control.survival import FIRST, Likeness, Survival, expected
+from outpace.engine.control.survival import (
+    FIRST,
+    Likeness,
+    Outlook,
+    Survival,
+    expected,
+    variance,
+)
 
 
 def seen(alphas, rounds: int = 400, seed: int = 0, memory: float = 1e9) -> Survival:
@@ -130,6 +139,97 @@ def test_expected_tokens_are_the_sum_of_products():
     assert expected([0.5, 0.4]).tolist() == pytest.approx([1, 1.5, 1.7])
 
 
+# --- easy and hard stretches ------------------------------------------------------------------
+
+
+class Played(NamedTuple):
+    """Rounds of a text: what each emitted, and whether it was behind a draft that passed."""
+
+    emitted: list[int]
+    behind: list[bool]
+    apart: tuple[Survival, Survival]
+
+    @property
+    def tokens(self) -> float:
+        return float(np.mean(self.emitted))
+
+
+def play(failed: int, passed: int, rounds: int = 20_000, seed: int = 0) -> Played:
+    """A text that is easy behind a draft that passed, and hard behind others: K for each."""
+    rng, behind = np.random.default_rng(seed), False
+    found = Played([], [], (Survival(16, 1e9), Survival(16, 1e9)))
+    for _ in range(rounds):
+        k, accepted = passed if behind else failed, 0
+        while accepted < k and rng.random() < (0.95 if behind else 0.6):
+            accepted += 1
+        found.emitted.append(accepted + 1)
+        found.behind.append(behind)
+        found.apart[behind].add(accepted + (accepted < k), accepted)
+        behind = accepted == k
+    return found
+
+
+@pytest.mark.parametrize("pair", [(2, 2), (8, 8), (3, 6), (5, 10)])
+def test_what_another_k_would_emit_is_told_by_two_kinds_of_rounds(pair):
+    """By those of K = 4; by all together, as by one chance per depth, it is not."""
+    seen = play(4, 4)
+    apart = Outlook.of(*(s.alpha() for s in seen.apart), 16)
+    whole = Survival(16, 1e9)
+    for survival in seen.apart:
+        whole.gain(survival, 0)
+    together = Outlook.of(whole.alpha(), whole.alpha(), 16)
+    true = play(*pair, seed=1).tokens
+
+    def error(outlook: Outlook) -> float:
+        (first, second), (low, high) = outlook.apart, outlook.whole
+        share = low[pair[0]] / (1 - high[pair[1]] + low[pair[0]])
+        return abs(math.log((first[pair[0]] * (1 - share) + second[pair[1]] * share) / true))
+
+    assert error(apart) < 0.02
+    assert error(together) > 0.05
+
+
+def test_where_rounds_are_independent_both_kinds_are_alike():
+    alpha = [0.9, 0.8, 0.7, 0.6]
+    outlook = Outlook.of(alpha, alpha, 6)
+    tokens = [*expected(alpha), expected(alpha)[-1], expected(alpha)[-1]]
+    for found in (outlook.tokens, *outlook.apart):
+        assert found == pytest.approx(tokens)
+    policy = outlook.policy(1.0 + 0.3 * np.arange(7), 6)
+    rates = np.array(tokens) / (1.0 + 0.3 * np.arange(7))
+    k = int((policy.tokens / policy.seconds).argmax())
+    assert k == policy.passed[k] == rates.argmax()
+
+
+def test_how_much_a_round_varies_is_that_of_both_kinds():
+    played = play(4, 8)
+    outlook = Outlook.of(*(s.alpha() for s in played.apart), 16)
+    assert outlook.variance(4, 8) == pytest.approx(np.var(played.emitted), rel=0.05)
+    one = variance(outlook.apart[0], 4)
+    assert one < 0.7 * np.var(played.emitted)  # of one kind
+
+
+def test_the_two_k_of_most_tokens_per_second_are_found():
+    """One as long or longer behind a draft that passed, but no more than twice as long."""
+    outlook = Outlook.of([0.5] * 16, [0.98] * 16, 16)
+    seconds = 4.0 + np.arange(17.0)
+    policy = outlook.policy(seconds, 16)
+    assert all(k <= p <= 2 * k for k, p in enumerate(policy.passed))
+    (first, second), (low, high) = outlook.apart, outlook.whole
+    for k in (1, 3, 6):
+        rates = {}
+        for p in range(k, 2 * k + 1):
+            share = low[k] / (1 - high[p] + low[k])
+            both = [(1 - share) * a[k] + share * b[p] for a, b in ((first, second), (seconds,) * 2)]
+            rates[p] = both[0] / both[1]
+        assert policy.passed[k] == max(rates, key=rates.__getitem__)
+        assert policy.tokens[k] / policy.seconds[k] == pytest.approx(max(rates.values()))
+    assert policy.passed[3] == 6
+    kept = outlook.policy(seconds, 16, (3, 4), 0.5).passed
+    assert (kept[3], kept[6]) == (4, policy.passed[6])
+    assert outlook.policy(seconds, 2).passed.max() <= 2
+
+
 # --- of many sequences ------------------------------------------------------------------------
 
 MEMBERS = [Profile("model", False, 4)]
@@ -211,13 +311,12 @@ def test_what_texts_show_at_their_beginning_is_expected_there():
 def test_it_is_said_when_a_sequence_comes_to_another_age():
     estimates = Estimates(MEMBERS, 4)
     estimates.open(0, 0.8)
-    ages = [estimates.like(0)[1]]
+    ages = [estimates.age(0)]
     changes = []
     for emitted in range(1, 60):
         if estimates.emitted(0, 1):
             changes.append(emitted)
-            ages.append(estimates.like(0)[1])
+            ages.append(estimates.age(0))
     assert changes == [4, 32]
     assert ages == [2, 1, 0]
-    assert estimates.like(0)[0] == 0.8
     assert not estimates.emitted(7, 40)  # which has ended

@@ -81,7 +81,7 @@ class Drafting:
         """A sequence begins. Who runs a model reads it when it is to draft."""
         slot = self._slots[context.slot] = _Slot(context, {}, [])
         if self.controller is not None:
-            self.controller.open(context.slot, key_of(temperature))
+            self.controller.open(context.slot, key_of(temperature), len(context.tokens))
         for m, member in enumerate(self.members):
             if self.controller is None or member.taps:
                 member.open(context, self._features(member, features))
@@ -140,7 +140,7 @@ class Drafting:
             clock.lap(DRAFT)
             return draft
         looked: dict[int, Draft] = {}
-        picks = self.controller.again([c.slot for c in contexts], budgets)
+        picks = self.controller.again([c.slot for c in contexts], budgets, left[0])
         if picks is None:
             looked = self._look(self.controller.looks(), contexts, budgets, warp, clock)
             asks = [

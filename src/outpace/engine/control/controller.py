@@ -33,7 +33,7 @@ from .prices import LEAST_TIMED, Prices, settled
 from .probes import Candidate, Probes
 from .purse import Purse
 from .report import Estimate, Report
-from .survival import Floats, variance
+from .survival import Floats, Lengths, Outlook, variance
 
 _KEEP = 0.99
 """Of the best rate: the last choice is kept as long as it promises so much."""
@@ -50,7 +50,7 @@ _HORIZON = 64
 _NEWS = 256
 """Of what was told, that waits for a choice."""
 
-_SURPRISE = 2.5
+_SURPRISE = 3.0
 """Standard deviations that what was accepted since a choice may be from what was expected before
 it is thought about anew."""
 
@@ -93,11 +93,12 @@ _FAINT = 0.5
 
 
 class Option(NamedTuple):
-    """A drafter with a model or none (-1), for every K: what a round saves, in seconds of plain
-    decoding, the seconds that it takes, looks apart, and what it saves if nobody else were looked
-    at."""
+    """A drafter with a model or none (-1), for every K behind a draft that failed, or none: K
+    behind one that passed, what a round saves, in seconds of plain decoding, the seconds that it
+    takes, looks apart, and what it saves if nobody else were looked at."""
 
     member: int
+    passed: Lengths  # [K + 1]
     saved: Floats  # [K + 1]
     seconds: Floats  # [K + 1]
     alone: Floats  # [K + 1]
@@ -107,11 +108,16 @@ class Option(NamedTuple):
         return _over(self.saved, self.seconds)
 
 
+_Like = tuple[Key, int, int]
+
+
 class _Judged(NamedTuple):
-    """What was told, and how many tokens the sequence had emitted by then."""
+    """What was told, how many tokens the sequence had emitted by then, and whether that was behind
+    a draft that passed."""
 
     told: Told
     length: int
+    behind: bool
 
 
 class Controller:
@@ -143,9 +149,11 @@ class Controller:
         self._held = Held(clock)
         self._news: list[_Judged | tuple[Sequence[Pick | None], Spent, float]] = []
         self._worths: dict[int, float] = {}  # of a token of each sequence, in seconds
-        self._since = 0  # rounds since the last choice
-        self._lost = self._more = 0.0  # beside plain decoding, and beside what was expected
-        self._now = PLAIN  # the choice that this round goes by
+        self._lost = 0.0  # since the last choice, beside plain decoding
+        self._more, self._since = 0.0, 0  # beside what was expected, and rounds since then
+        self._passed: dict[int, int] = {}  # whose whole drafts were accepted in this round
+        self._behind: dict[int, int] = {}  # and in the one before
+        self._now = PLAIN  # what this round goes by
         self._earned = 0.0  # by tokens of this round
         self._round = self._resting = 0  # rounds so far, and until when nothing is worth trying
         self._rested: list[float] = []  # seconds of the rounds since then
@@ -157,10 +165,12 @@ class Controller:
         self._tail: list[float] = []  # seconds of plain rounds between it and those
         self._aftermath = 0.0  # plain rounds that those behind it take longer, together
         self._keys: dict[int, Key] = {}
+        self._prompts: dict[int, int] = {}  # tokens
         self._batch = 1
         self._asked = self.most  # the longest budget of those
-        self._chosen = -1, 0
-        self._usual: dict[tuple[Key, int], Choice] = {}  # for single sequences, by age
+        self._chosen = PLAIN
+        self._plan: Sequence[Choice] = ()  # of a single sequence, by age
+        self._plans: dict[_Like, tuple[float, Sequence[Choice]]] = {}  # until then, for new ones
         self._worth = [0.0] * len(self.members)  # of a look: by how much it raised the rate
         self._looked = [0] * len(self.members)
         self._last = [0] * len(self.members)  # rounds of the last looks
@@ -173,14 +183,14 @@ class Controller:
 
     # --- sequences ---------------------------------------------------------------
 
-    def open(self, slot: int, key: Key) -> None:
-        """A sequence begins."""
+    def open(self, slot: int, key: Key, prompt: int = 0) -> None:
+        """A sequence begins, whose prompt has so many tokens."""
         self._settle()  # rounds that it had no part in
         if self._resters.get(slot) != key:
             self._resting = 0
         elif not (self._purse.empty or self._vain):  # much of what was known then still is
             self._resting = min(self._resting, self._round + _AFRESH)
-        self._keys[slot], self._opened = key, True
+        self._keys[slot], self._prompts[slot], self._opened = key, prompt, True
         self._worths[slot] = self._prices.plain(1)
         self._estimates.open(slot, key)
         self._let_down.clear()
@@ -189,6 +199,7 @@ class Controller:
     def close(self, slot: int) -> None:
         self._learn()
         self._keys.pop(slot, None)
+        self._prompts.pop(slot, None)
         self._worths.pop(slot, None)
         self._estimates.close(slot)
 
@@ -214,7 +225,7 @@ class Controller:
             return False
         else:
             self._resters = self._keys.copy()
-        self._round += 1
+        self._begin()
         return True
 
     def rested(self, seconds: float) -> None:
@@ -247,9 +258,15 @@ class Controller:
             self._probes.behind(lost)
         self._rested, self._timing, self._probed = [], False, None
 
-    def again(self, slots: Sequence[int], budgets: Sequence[int]) -> Sequence[Pick | None] | None:
-        """Begin a round; the last choice, where it need not be thought about."""
-        self._round += 1
+    def again(
+        self, slots: Sequence[int], budgets: Sequence[int], left: int = 0
+    ) -> Sequence[Pick | None] | None:
+        """Begin a round; the last choice, where it need not be thought about.
+
+        Args:
+            left: tokens that one of them may still emit.
+        """
+        self._begin()
         self._asked = max(budgets)
         self._settle()
         probed = self._probes.now is not None
@@ -265,25 +282,37 @@ class Controller:
             return None
         alone = len(self._instant) == len(self.members)  # what they propose is all there is
         choice = PLAIN if alone else self._held.find(self._held.question(slots))
+        if choice is None and self._opened and len(slots) == 1 and not alone:
+            choice = self._planned(slots[0], left)
         if choice is None:
             return None
         drafts = choice.member >= 0 and choice.k
         if not (drafts or probed or alone) and self._round >= self._resting:
             self._held.drop()  # what was waited for may be tried
             return None
-        self._now = choice
         if not drafts:
+            self._now = choice
             self._rest(slots)
             return [None] * len(slots)
-        m, k = choice.member, self._varied(choice)
+        m, k = choice.member, self._varied(slots, choice)
         return [Pick(m, min(k, budget)) if budget else None for budget in budgets]
 
-    def _varied(self, choice: Choice) -> int:
+    def _begin(self) -> None:
+        """A round begins."""
+        self._round += 1
+        self._behind, self._passed = self._passed, {}
+
+    def _varied(self, slots: Sequence[int], choice: Choice) -> int:
         """The K of a choice of a model, or its neighbour, so that it becomes known what that costs:
         from one row to the next that may go up or down by more than drafting further brings."""
         self._drafted += 1
         turn, rest = divmod(self._drafted, _VARY)
-        k, most = choice.k, min(self.most, self.members[choice.member].most)
+        passed = all(self._behind.get(slot) == choice.member for slot in slots)
+        self._now = choice
+        k, most = (
+            choice.passed if passed else choice.k,
+            min(self.most, self.members[choice.member].most),
+        )
         if not rest and not self._fixed:
             more = min(_NEIGHBOURS[turn % len(_NEIGHBOURS)], k)  # not more than twice as many
             k, self._now = max(1, k + more), PLAIN
@@ -291,7 +320,7 @@ class Controller:
 
     def sits_out(self) -> None:
         """Begin a round in which nobody may draft."""
-        self._now = PLAIN
+        self._now, self._behind, self._passed = PLAIN, {}, {}
         if self._probes.now is not None:
             self._learn()
             self._probes.now = None
@@ -308,7 +337,7 @@ class Controller:
         self._early = eager - due
         for i in eager | due:
             self._last[i] = self._round
-            if not self._chosen[1]:
+            if not self._chosen.k:
                 self._probes.look(self._prices.look(i))
         return sorted(eager | due)
 
@@ -326,7 +355,7 @@ class Controller:
             return 1
         rare = max(_PAUSE, int(self._prices.look(i, late=True) / (_LOOKS * plain)))
         # instead of plain decoding it is worth more, and gains pay for it
-        return rare if self._chosen[1] or not self._probes.gains else min(rare, 2 * _PAUSE)
+        return rare if self._chosen.k or not self._probes.gains else min(rare, 2 * _PAUSE)
 
     def choose(self, asks: Sequence[Ask], crowded: bool = False) -> Sequence[Pick | None]:
         """Who drafts for each sequence; None is plain decoding.
@@ -337,10 +366,12 @@ class Controller:
         question = self._held.question([a.slot for a in asks], asks)
         choice = self._held.find(question)
         if choice is None:
-            began = self._held.begin()
+            began, opened = self._held.begin(), self._opened
             self._learn()
             choice, tried = self._choose(asks, crowded)
             self._held.keep(question, choice, began)
+            if self._plan and opened:
+                self._plans[self._like(asks[0].slot, asks[0].left)] = self._held.until, self._plan
         else:
             tried = False
         self._now = choice
@@ -348,7 +379,7 @@ class Controller:
             self._now, picks = PLAIN, self._trial(asks)
         else:
             model = choice.member >= 0 and choice.k
-            k = self._varied(choice) if model else choice.k
+            k = self._varied([a.slot for a in asks], choice) if model else choice.k
             picks = self._assign(asks, choice.member, k)
             self._count_looks({i for a in asks for i in a.offers}, choice.gain)
             if not any(picks):
@@ -384,7 +415,7 @@ class Controller:
             seconds = np.full(self.most + 1, self._prices.plain(n))
         whole = each.sum()
         unaided = np.where(self._ks == 0, whole, 0.0)
-        options = [Option(-1, whole + each @ (tokens - 1), seconds, unaided)]
+        options = [Option(-1, self._ks, whole + each @ (tokens - 1), seconds, unaided)]
         for m, profile in enumerate(self.members):
             if not profile.instant:
                 options.append(self._option(m, asks, each, tokens, rows))
@@ -399,18 +430,72 @@ class Controller:
             slower = self._unaided * max(plain, 1e-9)
             gain = max(0.0, float(best.saved[k] - self._unaided * best.seconds[k]) / slower)
         tried = self._try(asks, options, member, k, speed)
+        passed = int(best.passed[k])
+        choice = Choice(member, k, passed, gain, *self._expected(asks, each, best, k))
+        self._take(choice)
+        if n > 1 or not self._opened:
+            self._plan = ()
+        elif k and member >= 0:
+            self._plan = self._look_ahead(asks[0], choice, plain)
         if self._opened:
             self._vain = not k
         self._opened = False
-        choice = Choice(member, k, gain, *self._expected(asks, each, best, k))
-        self._take(choice)
-        if n == 1:
-            self._usual[self._estimates.like(asks[0].slot)] = choice
         return choice, tried
+
+    def _look_ahead(self, ask: Ask, choice: Choice, plain: float) -> Sequence[Choice]:
+        """How far the drafter of a sequence that begins is expected to go when it is older."""
+        m, plan = choice.member, list[Choice]()
+        for age in range(self._estimates.age(ask.slot)):
+            outlook = self._estimates.ahead(ask.slot, m, _kind(ask), age)
+            option = self._single(m, ask, outlook, plain)
+            k = int(option.speeds.argmax())
+            passed, saves = int(option.passed[k]), float(option.saved[k])
+            varies = plain * math.sqrt(outlook.variance(k, passed))
+            plan.append(Choice(m, k, passed, 0.0, saves, varies))
+        return [*plan, choice]
+
+    def _like(self, slot: int, left: int) -> _Like:
+        """What sequences are like one that begins."""
+        return self._keys[slot], self._prompts[slot].bit_length(), left.bit_length()
+
+    def _planned(self, slot: int, left: int) -> Choice | None:
+        """What was chosen for a sequence that began a short time ago."""
+        until, plan = self._plans.get(self._like(slot, left), (0.0, ()))
+        if self._held.now >= until:
+            return None
+        self._opened, self._vain, self._plan = False, False, plan
+        self._held.adopt([slot], plan[-1])
+        self._take(plan[-1])
+        return plan[-1]
+
+    def _single(self, m: int, ask: Ask, outlook: Outlook, plain: float) -> Option:
+        """A drafter with a model for a single sequence. What its draft costs is found out step by
+        step."""
+        prices = self._prices
+        lag = ask.lags.get(m, 0)
+        most = min(ask.budget, self.members[m].most) if lag is not None else 0
+        if not self._fixed:
+            most = min(most, self._reach(m, 1))
+        seconds = prices.draft(m, 1, hoped=True) + prices.rest(prices.rows(m), 1, m)
+        if lag:
+            rounds = np.clip(ask.left / outlook.tokens, 1, _HORIZON)
+            seconds = seconds + lag * prices.reading[m].value / rounds
+        if self._fixed:
+            saved = plain * outlook.tokens[np.minimum(self._ks, most)]
+            return Option(m, self._ks, saved, seconds, saved)
+        kept = self._chosen[1:3] if self._chosen.member == m else (0, 0)
+        passed, tokens, seconds = outlook.policy(seconds, most, kept, _KEEP)
+        tokens[most + 1 :] = 1.0
+        saved = plain * tokens
+        return Option(m, passed, saved, seconds, saved)
+
+    def _reach(self, m: int, n: int) -> int:
+        """How far a drafter may go: at most twice as far as before."""
+        return max(2 * self._prices.longest(m, n), _K_FIRST // n, 1)
 
     def _take(self, choice: Choice) -> None:
         """This is the last choice from now on."""
-        self._chosen, self._lost, self._more, self._since = choice[:2], 0.0, 0.0, 0
+        self._chosen, self._lost, self._more, self._since = choice, 0.0, 0.0, 0
 
     def _trial(self, asks: Sequence[Ask]) -> list[Pick | None]:
         """The picks of a probe, or of plain decoding that is to be timed."""
@@ -432,10 +517,11 @@ class Controller:
         if not k:
             return saves, 0.0
         if best.member >= 0:
-            gains = [self._estimates.tokens(a.slot, best.member, _kind(a)) for a in asks]
+            outlooks = [self._estimates.outlook(a.slot, best.member, _kind(a)) for a in asks]
+            varies = [outlook.variance(k, int(best.passed[k])) for outlook in outlooks]
         else:
-            gains = [self._best_offer(a, k)[1] for a in asks]
-        each = each * np.sqrt([variance(g, k) for g in gains])
+            varies = [variance(self._best_offer(a, k)[1], k) for a in asks]
+        each = each * np.sqrt(varies)
         return saves, math.sqrt(each @ each)
 
     def _assign(self, asks: Sequence[Ask], member: int, k: int) -> list[Pick | None]:
@@ -530,6 +616,10 @@ class Controller:
     ) -> Option:
         """A drafter with a model, beside those without one."""
         n, prices = len(asks), self._prices
+        if n == 1:
+            (ask,) = asks
+            outlook = self._estimates.outlook(ask.slot, m, _kind(ask))
+            return self._single(m, ask, outlook, float(each[0]))
         tokens = np.ones_like(instants)
         late = 0
         for b, ask in enumerate(asks):
@@ -538,19 +628,16 @@ class Controller:
                 at = np.minimum(self._ks, min(ask.budget, self.members[m].most))
                 tokens[b] = self._estimates.tokens(ask.slot, m, _kind(ask))[at]
                 late += lag
-        if not self._fixed:  # what it costs is found out step by step
-            tokens[:, max(2 * prices.longest(m, n), _K_FIRST // n, 1) + 1 :] = 1
+        if not self._fixed:
+            tokens[:, self._reach(m, n) + 1 :] = 1
         alone = each @ tokens
-        if n > 1:
-            tokens = np.maximum(tokens, instants)
-            rows = np.maximum(rows, prices.rows(m))
-        else:
-            rows = prices.rows(m)
+        tokens = np.maximum(tokens, instants)
+        rows = np.maximum(rows, prices.rows(m))
         seconds = prices.draft(m, n, hoped=True) + prices.rest(rows, n, m)
         if late:
             rounds = np.clip(sum(a.left for a in asks) / tokens.sum(0), 1, _HORIZON)
             seconds = seconds + late * prices.reading[m].value / rounds
-        return Option(m, each @ tokens, seconds, alone)
+        return Option(m, self._ks, each @ tokens, seconds, alone)
 
     def _best(self, options: Sequence[Option], offered: bool) -> tuple[Option, int]:
         """The fastest, and its K; the last choice, if it is nearly as fast."""
@@ -561,7 +648,7 @@ class Controller:
         speeds = [o.speeds for o in options]
         at = max(range(len(options)), key=lambda i: float(speeds[i].max()))
         k = int(speeds[at].argmax())
-        kept, length = self._chosen
+        kept, length = self._chosen[:2]
         i = next(i for i, o in enumerate(options) if o.member == kept)
         if speeds[i][length] >= _KEEP * speeds[at][k]:
             at, k = i, length
@@ -619,28 +706,28 @@ class Controller:
     def emitted(self, slot: int, tokens: int) -> None:
         """So many tokens of a sequence."""
         if self._estimates.emitted(slot, tokens) and self._batch == 1:
-            usual = self._usual.get(self._estimates.like(slot))
-            if usual is None or usual[:2] != self._chosen:
-                self._turn_to(slot, usual)
+            age = self._estimates.age(slot)
+            self._turn_to(slot, self._plan[age] if self._plan else None)
         self._earned += tokens * self._worths.get(slot, 0.0)
 
-    def _turn_to(self, slot: int, usual: Choice | None) -> None:
-        """What was chosen last for sequences so old: where that is the same drafter, it goes as far
-        from now on, and if it does not suit this text, that is soon seen."""
-        member, k = self._chosen
-        if usual is not None and k and usual.k and usual.member == member:
-            self._held.exchange([slot], usual)
-            self._take(usual)
-        else:
+    def _turn_to(self, slot: int, choice: Choice | None) -> None:
+        """What was to be expected of a sequence so old, as long as it has gone as expected."""
+        if choice is None:
             self._held.drop()
+        elif choice[:3] != self._chosen[:3]:
+            self._held.exchange([slot], choice)
+            self._take(choice)
 
     def told(self, told: Told) -> None:
         """A proposal was judged, or the text has shown what would have become of it."""
-        self._news.append(_Judged(told, self._estimates.length(told.slot)))
         i = told.member
+        behind = self._behind.get(told.slot) == i
+        self._news.append(_Judged(told, self._estimates.length(told.slot), behind))
         if told.accepted:
             self._vain = False
         if not self.members[i].instant:
+            if told.accepted == told.reached:
+                self._passed[told.slot] = i
             if told.accepted == told.reached >= _PAUSE:  # a text that repeats itself, perhaps
                 self._eager.update(j for j in self._instant if self._hopeful(j))
         elif self._hopeful(i) and self._pays(i, told.accepted):
@@ -726,7 +813,7 @@ class Controller:
             speedup = float(speedups[k]) if alpha and plain else None
             rounds, fast = prices.rounds[m], member.instant
             found.append(Estimate(member.name, fast, k, speedup, tuple(alpha), step, rounds))
-        m, k = self._chosen
+        m, k = self._chosen[:2]
         names = [self.members[i].name for i in ([m] if m >= 0 else self._instant)]
         share = self._probes.seconds / prices.seconds if prices.seconds else 0.0
         who = "+".join(names) if k and names else None

@@ -2,7 +2,8 @@
 
 Kinds are told apart by how much was proposed: where a drafter finds a long match, it is right
 more often, and so is a model. What is known of a drafter in all rounds stands in for a kind that
-is new, and for a sequence that is, what is known of all sequences when they were as young.
+is new, and for a sequence that is, what is known of all sequences when they were as young. Rounds
+of a model behind one whose draft was accepted as a whole are told apart from others, see `Outlook`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .plan import Profile, Told
-from .survival import Floats, Likeness, Survival, expected
+from .survival import Floats, Likeness, Outlook, Survival
 
 _OWN, _OTHERS = 96.0, 2048.0
 """Tokens after which evidence of a sequence itself, and of all, has faded to 1/e."""
@@ -24,8 +25,8 @@ _OF_KINDS = 4.0, 24.0
 which all depends on the match that it found, and of one with a model. Where others draft, that one
 is seen in the few rounds in which it is probed, and what a few bad ones say would keep it out."""
 
-_OF_AGES = 12.0
-"""Rounds of an age, the same."""
+_OF_SOME = 24.0
+"""Rounds of an age, the same, and of these behind a draft that failed, or passed."""
 
 _ROUNDS = 128.0
 """Judged proposals after which what they show of how alike a sequence's rounds are has faded."""
@@ -72,48 +73,76 @@ def _age(tokens: int) -> int:
     return sum(tokens < most for most in _AGES)
 
 
+def _odds(alpha: Sequence[float]) -> Floats:
+    """Their logarithms."""
+    found = np.array(alpha)
+    odds: Floats = np.log(found / (1 - found))
+    return odds
+
+
 @dataclass(slots=True)
 class _Table:
     """Evidence, and the text there was when it was last added to.
 
     Attributes:
+        apart: of rounds behind a draft that failed, or none, and behind one that passed.
         last: what was accepted in the last round.
-        believed: tokens by K, as they were last expected.
-        streak: rounds that accepted nothing, or all, of late; `odds` the logarithm of their
+        believed: what was last expected.
+        streak: rounds that accepted nothing, or all, of late, and whether behind a draft that
+            passed; `odds` the logarithm of their
             likelihood.
         changed: whether one was too unlikely.
     """
 
-    survival: Survival
+    apart: tuple[Survival, Survival]
     text: int
     last: int = 0
-    believed: Floats | None = None
-    streak: list[Told] = field(default_factory=list)
+    believed: Outlook | None = None
+    streak: list[tuple[Told, bool]] = field(default_factory=list)
     odds: float = 0.0
     changed: bool = False
 
-    def add(self, told: Told, text: int) -> None:
-        self.survival.pass_by(text - self.text)
+    @classmethod
+    def new(cls, depths: int, memory: float, text: int) -> _Table:
+        return cls((Survival(depths, memory), Survival(depths, memory)), text)
+
+    def add(self, told: Told, text: int, behind: bool) -> None:
+        for survival in self.apart:
+            survival.pass_by(text - self.text)
         self.text = text
-        self.survival.add(told.reached, told.accepted)
+        self.apart[behind].add(told.reached, told.accepted)
         self.last = told.accepted
 
-    def watch(self, told: Told) -> None:
+    def alphas(self, priors: Sequence[Sequence[float]], trust: float) -> list[list[float]]:
+        """α of a sequence, apart. In which it does better than others in the one kind of round, it
+        is expected to in the other."""
+        pairs = list(zip(self.apart, priors, strict=True))
+        shifts = [_odds(s.alpha(prior, trust)) - _odds(prior) for s, prior in pairs]
+        return [
+            survival.alpha((1 / (1 + np.exp(-_odds(prior) - shift))).tolist(), trust)
+            for (survival, prior), shift in zip(pairs, reversed(shifts), strict=True)
+        ]
+
+    def watch(self, told: Told, behind: bool) -> None:
         """Begin anew with a streak of a sequence's own rounds that was not to be expected."""
         nothing, everything = not told.accepted, told.accepted == told.reached
-        goes_on = self.streak and nothing != everything and nothing != bool(self.streak[0].accepted)
+        goes_on = (
+            self.streak and nothing != everything and nothing != bool(self.streak[0][0].accepted)
+        )
         if not goes_on:
             self.streak, self.odds = [], 0.0
         if self.believed is None or nothing == everything:
             return
-        deepest = min(max(told.accepted, 1), len(self.believed) - 1)
-        reaches = float(self.believed[deepest] - self.believed[deepest - 1])
+        gains = self.believed.apart[behind]
+        deepest = min(max(told.accepted, 1), len(gains) - 1)
+        reaches = float(gains[deepest] - gains[deepest - 1])
         self.odds += math.log(max(1 - reaches if nothing else reaches, _LEAST))
-        self.streak.append(told)
+        self.streak.append((told, behind))
         if self.odds < _CHANGED:
-            self.survival, self.changed = Survival(self.survival.depths, _OWN), True
-            for one in self.streak:
-                self.survival.add(one.reached, one.accepted)
+            depths, self.changed = self.apart[0].depths, True
+            self.apart = Survival(depths, _OWN), Survival(depths, _OWN)
+            for one, after in self.streak:
+                self.apart[after].add(one.reached, one.accepted)
             self.streak, self.odds = [], 0.0
 
 
@@ -124,7 +153,7 @@ class _Open:
     key: Key
     tokens: int = 0
     own: dict[tuple[int, int], _Table] = field(default_factory=dict)
-    gains: dict[tuple[int, int], Floats] = field(default_factory=dict)
+    outlooks: dict[tuple[int, int], Outlook] = field(default_factory=dict)
 
     @property
     def age(self) -> int:
@@ -142,7 +171,7 @@ class Estimates:
         self._members, self._most = members, most
         self._open: dict[int, _Open] = {}
         self._shared: dict[tuple[Key, int], dict[_Like, _Table]] = {}  # by member
-        self._priors: dict[tuple[Key, int, int, int], tuple[int, list[float]]] = {}
+        self._priors: dict[tuple[Key, int, int, int], tuple[int, list[list[float]]]] = {}
         self._alike: dict[tuple[int, int], Likeness] = {}  # by member and kind
         self._judged: dict[tuple[int, int], int] = {}  # rounds, the same
         self._text = self._told = 0  # tokens emitted, proposals judged
@@ -166,45 +195,51 @@ class Estimates:
         self._text += tokens
         aged = before < _AGES[0] and _age(before) != open_.age
         if aged:
-            open_.gains.clear()
+            open_.outlooks.clear()
         return aged
 
-    def like(self, slot: int) -> tuple[Key, int]:
-        """What sequences are like it: of this temperature and age."""
-        open_ = self._open[slot]
-        return open_.key, open_.age
+    def age(self, slot: int) -> int:
+        """Of a sequence: 0, or more the nearer it is to its beginning."""
+        return self._open[slot].age
+
+    def ahead(self, slot: int, member: int, kind: int, age: int) -> Outlook:
+        """What rounds are expected to emit for such a sequence when it is older."""
+        failed, passed = self._prior(self._open[slot].key, member, kind, age)
+        return Outlook.of(failed, passed, self._most)
 
     def length(self, slot: int) -> int:
         """Tokens that a sequence has emitted."""
         open_ = self._open.get(slot)
         return 0 if open_ is None else open_.tokens
 
-    def add(self, told: Told, length: int | None = None) -> None:
+    def add(self, told: Told, length: int | None = None, behind: bool = False) -> None:
         """A proposal was judged.
 
         Args:
             length: tokens that its sequence had emitted by then; by default it is told at once.
+            behind: whether the last round's was accepted as a whole, and by the same drafter.
         """
         open_ = self._open.get(told.slot)
         if open_ is None:
             return
         length = open_.tokens if length is None else length
-        proposed = _age(length - told.accepted - 1)
+        began = length - told.accepted - 1
         which, most = (told.member, told.kind), self._members[told.member].most
         if which in open_.own:
             if which not in self._alike:
                 self._alike[which] = Likeness(_ROUNDS)
             self._alike[which].add(open_.own[which].last, told.accepted)
         else:
-            open_.own[which] = _Table(Survival(most, _OWN), length)
-        open_.own[which].add(told, length)
-        open_.own[which].watch(told)
-        open_.gains.pop(which, None)
+            open_.own[which] = _Table.new(most, _OWN, length)
+        open_.own[which].add(told, length, behind)
+        open_.own[which].watch(told, behind)
+        open_.outlooks.pop(which, None)
         self._judged[which] = self._judged.get(which, 0) + 1
-        tables, like = self._shared.setdefault((open_.key, told.member), {}), (told.kind, proposed)
+        tables = self._shared.setdefault((open_.key, told.member), {})
+        like = told.kind, _age(began)
         if like not in tables:
-            tables[like] = _Table(Survival(most, _OTHERS), self._text)
-        tables[like].add(told, self._text)
+            tables[like] = _Table.new(most, _OTHERS, self._text)
+        tables[like].add(told, self._text, behind)
         self._told += 1
 
     def new(self, member: int, kind: int) -> bool:
@@ -212,46 +247,55 @@ class Estimates:
         return self._judged.get((member, kind), 0) < _KNOWN
 
     def tokens(self, slot: int, member: int, kind: int) -> Floats:
-        """That a round is expected to emit for a sequence, by K: `[K + 1]`."""
+        """That rounds are expected to emit for a sequence, by K: `[K + 1]`."""
+        return self.outlook(slot, member, kind).tokens
+
+    def outlook(self, slot: int, member: int, kind: int) -> Outlook:
+        """What rounds are expected to emit for a sequence."""
         open_, which = self._open[slot], (member, kind)
-        gains = open_.gains.get(which)
-        if gains is None:
-            alpha = self._prior(open_.key, member, kind, open_.age)
+        found = open_.outlooks.get(which)
+        if found is None:
+            alphas = self._prior(open_.key, member, kind, open_.age)
             own = open_.own.get(which)
             if own is not None:
                 alike = self._alike.get(which) or Likeness(_ROUNDS)
                 trust = _AWARE if own.changed else alike.trust(open_.tokens, _OWN)
-                alpha = own.survival.alpha(alpha, trust)
-            gains = open_.gains[which] = self._by_k(alpha)
+                alphas = own.alphas(alphas, trust)
+            found = open_.outlooks[which] = Outlook.of(alphas[0], alphas[1], self._most)
             if own is not None:
-                own.believed = gains
-        return gains
+                own.believed = found
+        return found
 
-    def _by_k(self, alpha: Sequence[float]) -> Floats:
-        gains = expected(alpha[: self._most])
-        more = self._most + 1 - len(gains)
-        return np.append(gains, [gains[-1]] * more) if more else gains
-
-    def _prior(self, key: Key, member: int, kind: int, age: int) -> list[float]:
-        """α of all sequences, looked up anew from time to time."""
+    def _prior(self, key: Key, member: int, kind: int, age: int) -> list[list[float]]:
+        """α of all sequences, behind a draft that failed and behind one that passed; looked up anew
+        from time to time."""
         place = key, member, kind, age
         held = self._priors.get(place)
         if held is None or self._told - held[0] >= _FRESH:
             alpha = self._all(key, member).alpha()
             trust = _OF_KINDS[not self._members[member].instant]
             alpha = self._all(key, member, kind).alpha(alpha, trust)
-            alpha = self._all(key, member, kind, age).alpha(alpha, _OF_AGES)
-            held = self._priors[place] = self._told, alpha
+            alpha = self._all(key, member, kind, age).alpha(alpha, _OF_SOME)
+            apart = [self._all(key, member, kind, age, behind) for behind in range(2)]
+            alphas = [survival.alpha(alpha, _OF_SOME) for survival in apart]
+            held = self._priors[place] = self._told, alphas
         return held[1]
 
     def _all(
-        self, key: Key, member: int, kind: int | None = None, age: int | None = None
+        self,
+        key: Key,
+        member: int,
+        kind: int | None = None,
+        age: int | None = None,
+        behind: int | None = None,
     ) -> Survival:
-        """What all sequences have shown, in rounds of a kind or of any, at an age or at any."""
+        """What all sequences have shown, in rounds of a kind or of any, at an age or at any, and
+        behind a draft that failed (0), one that passed (1), or any."""
         found = Survival(self._members[member].most, _OTHERS)
         for (k, a), table in self._shared.get((key, member), {}).items():
             if kind in (None, k) and age in (None, a):
-                found.gain(table.survival, self._text - table.text)
+                for survival in table.apart if behind is None else (table.apart[behind],):
+                    found.gain(survival, self._text - table.text)
         return found
 
     def overall(self, member: int) -> tuple[list[float], Floats]:
@@ -264,4 +308,4 @@ class Estimates:
         if not last:
             return [], np.ones(self._most + 1)
         alpha = self._all(max(last)[1], member).alpha()
-        return alpha, self._by_k(alpha)
+        return alpha, Outlook.of(alpha, alpha, self._most).tokens

@@ -27,18 +27,25 @@ Question = tuple[tuple[int, ...], int]
 
 
 class Choice(NamedTuple):
-    """A drafter with a model or none (-1), how far, by how much looks at drafters without a model
-    have raised its rate, and the seconds of plain decoding that a round is expected to save, with
-    their standard deviation."""
+    """A drafter with a model or none (-1).
+
+    Attributes:
+        k, passed: how far, behind a draft that failed or none, and behind one that was accepted as
+            a whole.
+        gain: by how much looks at drafters without a model have raised its rate.
+        saves, varies: seconds of plain decoding that a round is expected to save, and their
+            standard deviation.
+    """
 
     member: int
     k: int
+    passed: int
     gain: float = 0.0
     saves: float = 0.0
     varies: float = 0.0
 
 
-PLAIN = Choice(-1, 0)
+PLAIN = Choice(-1, 0, 0)
 """Nobody drafts."""
 
 
@@ -71,24 +78,36 @@ class Held:
         now = self._time
         if self._first is None:
             self._first = now
-        if now >= self._until:
+        if now >= self.until:
             self._choices.clear()
         if not self._choices:
             self._began, self._thought = now, 0.0
         return self._clock()
 
     @property
-    def _until(self) -> float:
+    def now(self) -> float:
+        """Seconds that rounds took so far."""
+        return self._time
+
+    @property
+    def until(self) -> float:
+        """When what was chosen last is to be thought about again."""
         since = 0.0 if self._first is None else self._began - self._first
         return self._began + min(self._patience * self._thought / _SHARE, since * _SOON)
 
     def keep(self, question: Question, choice: Choice, began: float) -> None:
         """A choice that was begun to be thought about then."""
         if not self._choices:
-            same = choice[:2] == self._last[:2]
+            same = choice[:3] == self._last[:3]
             self._patience, self._last = min(2 * self._patience, _PATIENT) if same else 1, choice
         self._choices[question] = choice
         self._thought += self._clock() - began
+
+    def adopt(self, slots: Sequence[int], choice: Choice) -> None:
+        """A choice for them where nothing is offered, as if it had been thought about now."""
+        self.drop()
+        self._choices[self.question(slots)] = choice
+        self._began = self._time
 
     def exchange(self, slots: Sequence[int], choice: Choice) -> None:
         """Another choice for them where nothing is offered, that need not be thought about."""
@@ -98,7 +117,7 @@ class Held:
     def find(self, question: Question) -> Choice | None:
         """What was chosen then, if that is not too long ago."""
         choice = self._choices.get(question)
-        return choice if choice is not None and self._time < self._until else None
+        return choice if choice is not None and self._time < self.until else None
 
     def question(self, slots: Sequence[int], asks: Sequence[Ask] = ()) -> Question:
         """What is asked; without asks nothing is offered."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Lengths = NDArray[np.int_]
 
 FIRST = 0.7
 """What α_1 is taken for where nothing is known."""
@@ -162,7 +164,91 @@ def expected(alpha: Sequence[float]) -> Floats:
     return np.array(found)
 
 
+_FARTHER = 2
+"""Times as far, at most, behind a draft that passed: what follows a short one is not known by what
+follows others."""
+
+
+class Policy(NamedTuple):
+    """K behind a draft that passed, for every K behind one that failed; and of the rounds of both,
+    as frequent as they become: tokens and seconds. `[K + 1]`"""
+
+    passed: Lengths
+    tokens: Floats
+    seconds: Floats
+
+
+class Outlook(NamedTuple):
+    """What rounds of the same K are expected to emit, one after the other, by K from 0.
+
+    Text comes in easy stretches and hard ones. Behind a draft that was accepted as a whole the
+    next one is more likely to be, and a longer draft leaves fewer rounds in an easy stretch: by
+    what rounds of this K show alone, a longer one would seem better than it is. So rounds behind
+    such a draft are told apart from all others, and are as frequent as they become with that K, as
+    in a Markov chain of two states.
+
+    Attributes:
+        tokens: mean, in the long run. `[K + 1]`
+        apart: the same behind a draft that failed, or none, and behind one that passed.
+        whole: how likely the draft is to pass, apart. `[2, K + 1]`
+    """
+
+    tokens: Floats
+    apart: tuple[Floats, Floats]
+    whole: Floats
+
+    @classmethod
+    def of(cls, failed: Sequence[float], passed: Sequence[float], most: int) -> Outlook:
+        """By α behind a draft that failed, and behind one that passed; longer drafts than there are
+        depths emit no more."""
+        depths = min(len(failed), most)
+        reach = np.ones((2, most + 1))  # by depth
+        np.cumprod([failed[:depths], passed[:depths]], axis=1, out=reach[:, 1 : depths + 1])
+        whole = reach[:, np.minimum(np.arange(most + 1), depths)]
+        whole[:, 0] = 0.0
+        reach[:, depths + 1 :] = 0.0
+        first, second = reach.cumsum(axis=1)
+        share = _share(*whole)
+        return cls(first + share * (second - first), (first, second), whole)
+
+    def policy(
+        self, seconds: Floats, most: int, kept: tuple[int, int] = (0, 0), share: float = 1.0
+    ) -> Policy:
+        """For every K, up to this one, behind a draft that failed, that behind one that passed.
+
+        Args:
+            seconds: that rounds take. `[K + 1]`
+            kept: two K that are kept as long as they promise this share of the best.
+        """
+        (first, second), (low, high) = self.apart, self.whole
+        often = _share(low[:, None], high[None, : most + 1])
+        tokens = first[:, None] + often * (second[None, : most + 1] - first[:, None])
+        spent = seconds[:, None] + often * (seconds[None, : most + 1] - seconds[:, None])
+        rows, columns = np.ogrid[: len(seconds), : most + 1]
+        usable = (columns >= np.minimum(rows, most)) & (columns <= _FARTHER * rows)
+        rates = np.where(usable, tokens / spent, 0)
+        best, rows = rates.argmax(axis=1), rows[:, 0]
+        k, passed = kept
+        if passed <= most and rates[k, passed] > share * rates[k, best[k]]:
+            best[k] = passed
+        return Policy(best, tokens[rows, best], spent[rows, best])
+
+    def variance(self, k: int, passed: int) -> float:
+        """Of the tokens that rounds emit of K, and of another one behind a draft that passed."""
+        first, second = self.apart
+        share = float(_share(self.whole[0, k], self.whole[1, passed]))
+        one, other = variance(first, k), variance(second, passed)
+        differ = float(second[passed] - first[k])
+        return one + share * (other - one) + share * (1 - share) * differ**2
+
+
+def _share(low: Floats, high: Floats) -> Floats:
+    """Of rounds behind a draft that passed, where one does with these probabilities behind one that
+    failed, and behind one that passed."""
+    return low / (1 - high + low)
+
+
 def variance(gains: Floats, k: int) -> float:
     """Of the tokens that a round of K emits, if by K so many are expected (`expected`)."""
     mean = gains[k] - 1.0
-    return float(2 * (k * gains[k] - gains[:k].sum()) - mean - mean * mean)
+    return max(0.0, float(2 * (k * gains[k] - gains[:k].sum()) - mean - mean * mean))
