@@ -109,7 +109,7 @@ class Adverse(Controller):
     def rests(self, batch, waiting):
         return False
 
-    def again(self, slots, budgets):
+    def again(self, slots, budgets, left=0):
         return None
 
     def looks(self):
