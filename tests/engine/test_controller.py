@@ -24,6 +24,7 @@ from outpace.engine.control import (
     Pick,
     Profile,
     Spent,
+    Told,
     controller,
     estimates,
     probes,
@@ -75,7 +76,7 @@ PAIR = Machine(target, [1.0, 0.0], look=[0.0, 0.05], reading=[0.02, 0.0])
 
 def alike(member: int, k: int) -> Choice:
     """The same K behind every draft."""
-    return Choice(member, k, k)
+    return Choice(member, k, k, k)
 
 
 HOSTILE = {
@@ -270,11 +271,11 @@ class Notes(Controller):
 
     def __init__(self, *args, **options) -> None:
         super().__init__(*args, **options)
-        self.noted: list[tuple[int, int, int]] = []
+        self.noted: list[tuple[int, ...]] = []
 
     def spent(self, picks, spent):
         super().spent(picks, spent)
-        self.noted.append(self._chosen[:3])
+        self.noted.append(self._chosen[:4])
 
 
 def test_of_two_that_are_equal_it_stays_with_one(monkeypatch):
@@ -371,7 +372,7 @@ class NeverTries(Controller):
 
 
 def test_without_probes_a_drafter_that_has_become_good_is_missed():
-    assert behind_a_change(True, CHEAP, [MODEL], [0.05], [0.85]) < 1.15
+    assert behind_a_change(True, CHEAP, [MODEL], [0.05], [0.85], seeds=100) < 1.15
     assert behind_a_change(True, CHEAP, [MODEL], [0.05], [0.85], NeverTries) > 2
 
 
@@ -681,7 +682,7 @@ def test_a_look_that_gains_less_than_it_takes_was_in_vain():
 
 def test_at_an_age_it_goes_as_far_as_was_planned_at_the_beginning():
     """If it has gone by that plan; else it is thought about anew."""
-    plan = [alike(0, 6), Choice(0, 3, 5), alike(0, 2)]
+    plan = [alike(0, 6), Choice(0, 3, 5, 5), alike(0, 2)]
     for planned in (True, False):
         control, went, dropped = still(), [], []
         control.open(0, 0.0)
@@ -745,7 +746,52 @@ def test_behind_a_draft_that_passed_it_goes_farther_than_any_fixed_k(monkeypatch
 
     assert gains() > 1.0
     monkeypatch.setattr(Survival.__module__ + "._FARTHER", 1)
+    for module in (Survival.__module__, Controller.__module__):
+        monkeypatch.setattr(module + ".LONG", 10**9)
     assert gains() < 1.0
+
+
+def loops(at: int, depth: int) -> float:
+    """Of 240 tokens the last half repeats what was said."""
+    return 0.995 if at % 240 >= 120 else 0.6
+
+
+def test_where_nothing_was_refused_for_long_it_goes_farthest(monkeypatch):
+    machine = Machine(lambda rows: 10 + 1.5 * rows, [0.4], reading=[0.02])
+
+    def pace() -> float:
+        found = []
+        for seed in range(6):
+            world, control = World(machine, [MODEL], [loops], seed=seed), still()
+            generate(world, control, 1200, 3)
+            found.append(generate(world, control, 1200, 2).pace())
+        return float(np.mean(found))
+
+    fast = pace()
+    for module in (Survival.__module__, Controller.__module__):
+        monkeypatch.setattr(module + ".LONG", 10**9)
+    assert pace() > 1.02 * fast
+
+
+def test_what_a_sequence_has_accepted_is_of_it_and_of_the_drafter_alone():
+    control, kinds = still(members=[MODEL, MODEL]), []
+
+    def judged(accepted: int, reached: int, member: int = 0) -> None:
+        control._begin()
+        kinds.append(control._kind_of_round(0, member))
+        control.told(Told(0, member, 0, reached, accepted))
+
+    control.open(0, 0.0)
+    for accepted, reached in ((16, 16), (14, 14), (0, 0), (9, 9), (2, 3), (4, 4), (40, 40)):
+        judged(accepted, reached)
+    judged(40, 40, member=1)
+    judged(1, 1, member=1)
+    control.close(0)
+    control.open(0, 0.0)
+    judged(1, 1, member=1)
+    control._begin()  # and in this one somebody else drafted, or nobody
+    judged(1, 1, member=1)
+    assert kinds == [0, 1, 2, 2, 2, 0, 1, 0, 2, 0, 0]
 
 
 def fixed_pace(machine: Machine, k: int, rng: np.random.Generator) -> float:

@@ -14,6 +14,10 @@ from outpace.engine.control import Profile, Told
 from outpace.engine.control.estimates import Estimates
 from outpace.engine.control.survival import (
     FIRST,
+    KINDS,
+    LASTING,
+    LONG,
+    PASSED,
     Likeness,
     Outlook,
     Survival,
@@ -143,91 +147,118 @@ def test_expected_tokens_are_the_sum_of_products():
 
 
 class Played(NamedTuple):
-    """Rounds of a text: what each emitted, and whether it was behind a draft that passed."""
+    """Rounds of a text: what each emitted, and what those of each kind have shown."""
 
     emitted: list[int]
-    behind: list[bool]
-    apart: tuple[Survival, Survival]
+    apart: tuple[Survival, ...]
 
     @property
     def tokens(self) -> float:
         return float(np.mean(self.emitted))
 
+    @property
+    def outlook(self) -> Outlook:
+        return Outlook.of([s.alpha() for s in self.apart], 16)
 
-def play(failed: int, passed: int, rounds: int = 20_000, seed: int = 0) -> Played:
-    """A text that is easy behind a draft that passed, and hard behind others: K for each."""
-    rng, behind = np.random.default_rng(seed), False
-    found = Played([], [], (Survival(16, 1e9), Survival(16, 1e9)))
+    def together(self, *kinds: int) -> Outlook:
+        """If these kinds were not told apart."""
+        both = Survival(16, 1e9)
+        for kind in kinds:
+            both.gain(self.apart[kind], 0)
+        alphas = [both if kind in kinds else self.apart[kind] for kind in range(KINDS)]
+        return Outlook.of([s.alpha() for s in alphas], 16)
+
+
+def play(*ks: int, rounds: int = 60_000, seed: int = 0) -> Played:
+    """A text that is hard behind a draft that failed, easy behind others, and easier where nothing
+    was refused for long: K for each. Every 96 tokens, on average, another one begins."""
+    rng, kind, run = np.random.default_rng(seed), 0, 0
+    found = Played([], tuple(Survival(16, 1e9) for _ in range(KINDS)))
     for _ in range(rounds):
-        k, accepted = passed if behind else failed, 0
-        while accepted < k and rng.random() < (0.95 if behind else 0.6):
+        k, accepted = ks[kind], 0
+        while accepted < k and rng.random() < (0.8, 0.9, 0.99)[kind]:
             accepted += 1
         found.emitted.append(accepted + 1)
-        found.behind.append(behind)
-        found.apart[behind].add(accepted + (accepted < k), accepted)
-        behind = accepted == k
+        found.apart[kind].add(accepted + (accepted < k), accepted)
+        goes_on = accepted == k and rng.random() < math.exp(-(accepted + 1) / 96)
+        run = run + accepted + 1 if goes_on else 0
+        kind = (LASTING if run >= LONG else PASSED) if run else 0
     return found
 
 
-@pytest.mark.parametrize("pair", [(2, 2), (8, 8), (3, 6), (5, 10)])
-def test_what_another_k_would_emit_is_told_by_two_kinds_of_rounds(pair):
-    """By those of K = 4; by all together, as by one chance per depth, it is not."""
-    seen = play(4, 4)
-    apart = Outlook.of(*(s.alpha() for s in seen.apart), 16)
-    whole = Survival(16, 1e9)
-    for survival in seen.apart:
-        whole.gain(survival, 0)
-    together = Outlook.of(whole.alpha(), whole.alpha(), 16)
-    true = play(*pair, seed=1).tokens
+@pytest.mark.parametrize("ks", [(8, 8, 8), (3, 6, 6), (5, 10, 14), (2, 4, 16)])
+def test_what_another_k_would_emit_is_told_by_kinds_of_rounds(ks):
+    """By those of K = 4; by all together, as by one chance per depth, it is not, nor by two kinds
+    where it goes farther in long stretches."""
+    seen, true = play(4, 4, 4), play(*ks, seed=1).tokens
 
     def error(outlook: Outlook) -> float:
-        (first, second), (low, high) = outlook.apart, outlook.whole
-        share = low[pair[0]] / (1 - high[pair[1]] + low[pair[0]])
-        return abs(math.log((first[pair[0]] * (1 - share) + second[pair[1]] * share) / true))
+        means = [gains[k] for gains, k in zip(outlook.apart, ks, strict=True)]
+        return abs(math.log(float(outlook.shares(*ks) @ means) / true))
 
-    assert error(apart) < 0.02
-    assert error(together) > 0.05
+    assert error(seen.outlook) < 0.02
+    assert error(seen.together(0, PASSED, LASTING)) > 0.04
+    assert error(seen.together(PASSED, LASTING)) > 0.03 or ks[1] == ks[2]
+    if len({*ks}) == 1:
+        assert seen.outlook.tokens[ks[0]] == pytest.approx(true, rel=0.02)
 
 
-def test_where_rounds_are_independent_both_kinds_are_alike():
+def test_where_rounds_are_independent_all_kinds_are_alike():
     alpha = [0.9, 0.8, 0.7, 0.6]
-    outlook = Outlook.of(alpha, alpha, 6)
+    outlook = Outlook.of([alpha] * KINDS, 6)
     tokens = [*expected(alpha), expected(alpha)[-1], expected(alpha)[-1]]
     for found in (outlook.tokens, *outlook.apart):
         assert found == pytest.approx(tokens)
     policy = outlook.policy(1.0 + 0.3 * np.arange(7), 6)
     rates = np.array(tokens) / (1.0 + 0.3 * np.arange(7))
     k = int((policy.tokens / policy.seconds).argmax())
-    assert k == policy.passed[k] == rates.argmax()
+    assert k == policy.passed[k] == policy.long[k] == rates.argmax()
 
 
-def test_how_much_a_round_varies_is_that_of_both_kinds():
-    played = play(4, 8)
-    outlook = Outlook.of(*(s.alpha() for s in played.apart), 16)
-    assert outlook.variance(4, 8) == pytest.approx(np.var(played.emitted), rel=0.05)
-    one = variance(outlook.apart[0], 4)
-    assert one < 0.7 * np.var(played.emitted)  # of one kind
+def test_how_much_a_round_varies_is_that_of_all_kinds():
+    played = play(2, 4, 8)
+    outlook, varies = played.outlook, np.var(played.emitted)
+    assert outlook.variance(2, 4, 8) == pytest.approx(varies, rel=0.05)
+    for gains, k in zip(outlook.apart, (2, 4, 8), strict=True):
+        assert variance(gains, k) < 0.6 * varies  # of one kind
 
 
-def test_the_two_k_of_most_tokens_per_second_are_found():
-    """One as long or longer behind a draft that passed, but no more than twice as long."""
-    outlook = Outlook.of([0.5] * 16, [0.98] * 16, 16)
+def test_the_three_k_of_most_tokens_per_second_are_found():
+    """Each as long as the one before or longer, and behind a draft that passed no more than twice
+    as long."""
+    outlook = Outlook.of([[0.5] * 16, [0.9] * 16, [0.98] * 16], 16)
     seconds = 4.0 + np.arange(17.0)
     policy = outlook.policy(seconds, 16)
-    assert all(k <= p <= 2 * k for k, p in enumerate(policy.passed))
-    (first, second), (low, high) = outlook.apart, outlook.whole
-    for k in (1, 3, 6):
-        rates = {}
-        for p in range(k, 2 * k + 1):
-            share = low[k] / (1 - high[p] + low[k])
-            both = [(1 - share) * a[k] + share * b[p] for a, b in ((first, second), (seconds,) * 2)]
-            rates[p] = both[0] / both[1]
-        assert policy.passed[k] == max(rates, key=rates.__getitem__)
-        assert policy.tokens[k] / policy.seconds[k] == pytest.approx(max(rates.values()))
-    assert policy.passed[3] == 6
-    kept = outlook.policy(seconds, 16, (3, 4), 0.5).passed
-    assert (kept[3], kept[6]) == (4, policy.passed[6])
-    assert outlook.policy(seconds, 2).passed.max() <= 2
+    assert all(
+        k <= p <= min(2 * k, q)
+        for k, (p, q) in enumerate(zip(policy.passed, policy.long, strict=True))
+    )
+
+    def rate(*ks: int) -> float:
+        shares = outlook.shares(*ks)
+        tokens = [gains[k] for gains, k in zip(outlook.apart, ks, strict=True)]
+        return float(shares @ tokens / (shares @ seconds[[*ks]]))
+
+    rates = {
+        (k, p, q): rate(k, p, q)
+        for k in range(1, 17)
+        for p in range(k, min(2 * k, 16) + 1)
+        for q in range(p, 17)
+    }
+    best = max(rates, key=rates.__getitem__)
+    k = best[0]
+    assert int((policy.tokens / policy.seconds).argmax()) == k
+    assert (k, policy.passed[k], policy.long[k]) == best
+    assert k < best[1] < best[2]
+    for other in range(1, 17):
+        found = rates[other, int(policy.passed[other]), int(policy.long[other])]
+        assert policy.tokens[other] / policy.seconds[other] == pytest.approx(found)
+    kept = outlook.policy(seconds, 16, (3, 4, 9), 0.5)
+    assert (kept.passed[3], kept.long[3]) == (4, 9)
+    assert kept.passed[6] == policy.passed[6]
+    less = outlook.policy(seconds, 2, (3, 4, 9), 0.5)
+    assert max(less.passed[:3].max(), less.long[:3].max()) <= 2
+    assert less.tokens[3:].tolist() == [1.0] * 14  # longer ones are not asked for
 
 
 # --- of many sequences ------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from .prices import LEAST_TIMED, Prices, settled
 from .probes import Candidate, Probes
 from .purse import Purse
 from .report import Estimate, Report
-from .survival import Floats, Lengths, Outlook, variance
+from .survival import FAILED, LASTING, LONG, PASSED, Floats, Lengths, Outlook, variance
 
 _KEEP = 0.99
 """Of the best rate: the last choice is kept as long as it promises so much."""
@@ -50,7 +50,7 @@ _HORIZON = 64
 _NEWS = 256
 """Of what was told, that waits for a choice."""
 
-_SURPRISE = 3.0
+_SURPRISE = 4.0
 """Standard deviations that what was accepted since a choice may be from what was expected before
 it is thought about anew."""
 
@@ -94,11 +94,13 @@ _FAINT = 0.5
 
 class Option(NamedTuple):
     """A drafter with a model or none (-1), for every K behind a draft that failed, or none: K
-    behind one that passed, what a round saves, in seconds of plain decoding, the seconds that it
-    takes, looks apart, and what it saves if nobody else were looked at."""
+    behind one that passed, and K in a long stretch, what a round saves, in seconds of plain
+    decoding, the seconds that it takes, looks apart, and what it saves if nobody else were looked
+    at."""
 
     member: int
     passed: Lengths  # [K + 1]
+    long: Lengths  # [K + 1]
     saved: Floats  # [K + 1]
     seconds: Floats  # [K + 1]
     alone: Floats  # [K + 1]
@@ -107,17 +109,21 @@ class Option(NamedTuple):
     def speeds(self) -> Floats:
         return _over(self.saved, self.seconds)
 
+    def lengths(self, k: int) -> tuple[int, int, int]:
+        """By kind of round."""
+        return k, int(self.passed[k]), int(self.long[k])
+
 
 _Like = tuple[Key, int, int]
 
 
 class _Judged(NamedTuple):
-    """What was told, how many tokens the sequence had emitted by then, and whether that was behind
-    a draft that passed."""
+    """What was told, how many tokens the sequence had emitted by then, and the kind of round
+    (`Outlook`)."""
 
     told: Told
     length: int
-    behind: bool
+    behind: int
 
 
 class Controller:
@@ -151,8 +157,9 @@ class Controller:
         self._worths: dict[int, float] = {}  # of a token of each sequence, in seconds
         self._lost = 0.0  # since the last choice, beside plain decoding
         self._more, self._since = 0.0, 0  # beside what was expected, and rounds since then
-        self._passed: dict[int, int] = {}  # whose whole drafts were accepted in this round
-        self._behind: dict[int, int] = {}  # and in the one before
+        # whose whole drafts were accepted in this round, and tokens since one was refused
+        self._passed: dict[int, tuple[int, int]] = {}
+        self._behind: dict[int, tuple[int, int]] = {}  # and in the one before
         self._now = PLAIN  # what this round goes by
         self._earned = 0.0  # by tokens of this round
         self._round = self._resting = 0  # rounds so far, and until when nothing is worth trying
@@ -192,6 +199,7 @@ class Controller:
             self._resting = min(self._resting, self._round + _AFRESH)
         self._keys[slot], self._prompts[slot], self._opened = key, prompt, True
         self._worths[slot] = self._prices.plain(1)
+        self._passed.pop(slot, None)
         self._estimates.open(slot, key)
         self._let_down.clear()
         self._held.drop()
@@ -307,16 +315,20 @@ class Controller:
         from one row to the next that may go up or down by more than drafting further brings."""
         self._drafted += 1
         turn, rest = divmod(self._drafted, _VARY)
-        passed = all(self._behind.get(slot) == choice.member for slot in slots)
         self._now = choice
-        k, most = (
-            choice.passed if passed else choice.k,
-            min(self.most, self.members[choice.member].most),
-        )
+        k = choice.lengths[min(self._kind_of_round(slot, choice.member) for slot in slots)]
+        most = min(self.most, self.members[choice.member].most)
         if not rest and not self._fixed:
             more = min(_NEIGHBOURS[turn % len(_NEIGHBOURS)], k)  # not more than twice as many
             k, self._now = max(1, k + more), PLAIN
         return min(k, most)
+
+    def _kind_of_round(self, slot: int, member: int) -> int:
+        """What follows for a drafter from what became of its last drafts (`Outlook`)."""
+        before, tokens = self._behind.get(slot, (-1, 0))
+        if before != member:
+            return FAILED
+        return LASTING if tokens >= LONG else PASSED
 
     def sits_out(self) -> None:
         """Begin a round in which nobody may draft."""
@@ -415,7 +427,7 @@ class Controller:
             seconds = np.full(self.most + 1, self._prices.plain(n))
         whole = each.sum()
         unaided = np.where(self._ks == 0, whole, 0.0)
-        options = [Option(-1, self._ks, whole + each @ (tokens - 1), seconds, unaided)]
+        options = [Option(-1, self._ks, self._ks, whole + each @ (tokens - 1), seconds, unaided)]
         for m, profile in enumerate(self.members):
             if not profile.instant:
                 options.append(self._option(m, asks, each, tokens, rows))
@@ -430,8 +442,7 @@ class Controller:
             slower = self._unaided * max(plain, 1e-9)
             gain = max(0.0, float(best.saved[k] - self._unaided * best.seconds[k]) / slower)
         tried = self._try(asks, options, member, k, speed)
-        passed = int(best.passed[k])
-        choice = Choice(member, k, passed, gain, *self._expected(asks, each, best, k))
+        choice = Choice(member, *best.lengths(k), gain, *self._expected(asks, each, best, k))
         self._take(choice)
         if n > 1 or not self._opened:
             self._plan = ()
@@ -449,9 +460,9 @@ class Controller:
             outlook = self._estimates.ahead(ask.slot, m, _kind(ask), age)
             option = self._single(m, ask, outlook, plain)
             k = int(option.speeds.argmax())
-            passed, saves = int(option.passed[k]), float(option.saved[k])
-            varies = plain * math.sqrt(outlook.variance(k, passed))
-            plan.append(Choice(m, k, passed, 0.0, saves, varies))
+            lengths, saves = option.lengths(k), float(option.saved[k])
+            varies = plain * math.sqrt(outlook.variance(*lengths))
+            plan.append(Choice(m, *lengths, 0.0, saves, varies))
         return [*plan, choice]
 
     def _like(self, slot: int, left: int) -> _Like:
@@ -482,12 +493,11 @@ class Controller:
             seconds = seconds + lag * prices.reading[m].value / rounds
         if self._fixed:
             saved = plain * outlook.tokens[np.minimum(self._ks, most)]
-            return Option(m, self._ks, saved, seconds, saved)
-        kept = self._chosen[1:3] if self._chosen.member == m else (0, 0)
-        passed, tokens, seconds = outlook.policy(seconds, most, kept, _KEEP)
-        tokens[most + 1 :] = 1.0
-        saved = plain * tokens
-        return Option(m, passed, saved, seconds, saved)
+            return Option(m, self._ks, self._ks, saved, seconds, saved)
+        kept = self._chosen.lengths if self._chosen.member == m else (0, 0, 0)
+        policy = outlook.policy(seconds, most, kept, _KEEP)
+        saved = plain * policy.tokens
+        return Option(m, policy.passed, policy.long, saved, policy.seconds, saved)
 
     def _reach(self, m: int, n: int) -> int:
         """How far a drafter may go: at most twice as far as before."""
@@ -518,7 +528,7 @@ class Controller:
             return saves, 0.0
         if best.member >= 0:
             outlooks = [self._estimates.outlook(a.slot, best.member, _kind(a)) for a in asks]
-            varies = [outlook.variance(k, int(best.passed[k])) for outlook in outlooks]
+            varies = [outlook.variance(*best.lengths(k)) for outlook in outlooks]
         else:
             varies = [variance(self._best_offer(a, k)[1], k) for a in asks]
         each = each * np.sqrt(varies)
@@ -637,7 +647,7 @@ class Controller:
         if late:
             rounds = np.clip(sum(a.left for a in asks) / tokens.sum(0), 1, _HORIZON)
             seconds = seconds + late * prices.reading[m].value / rounds
-        return Option(m, self._ks, each @ tokens, seconds, alone)
+        return Option(m, self._ks, self._ks, each @ tokens, seconds, alone)
 
     def _best(self, options: Sequence[Option], offered: bool) -> tuple[Option, int]:
         """The fastest, and its K; the last choice, if it is nearly as fast."""
@@ -714,20 +724,21 @@ class Controller:
         """What was to be expected of a sequence so old, as long as it has gone as expected."""
         if choice is None:
             self._held.drop()
-        elif choice[:3] != self._chosen[:3]:
+        elif not choice.like(self._chosen):
             self._held.exchange([slot], choice)
             self._take(choice)
 
     def told(self, told: Told) -> None:
         """A proposal was judged, or the text has shown what would have become of it."""
         i = told.member
-        behind = self._behind.get(told.slot) == i
+        behind = self._kind_of_round(told.slot, i)
         self._news.append(_Judged(told, self._estimates.length(told.slot), behind))
         if told.accepted:
             self._vain = False
         if not self.members[i].instant:
             if told.accepted == told.reached:
-                self._passed[told.slot] = i
+                before = self._behind[told.slot][1] if behind != FAILED else 0
+                self._passed[told.slot] = i, before + told.accepted + 1
             if told.accepted == told.reached >= _PAUSE:  # a text that repeats itself, perhaps
                 self._eager.update(j for j in self._instant if self._hopeful(j))
         elif self._hopeful(i) and self._pays(i, told.accepted):

@@ -3,7 +3,7 @@
 Kinds are told apart by how much was proposed: where a drafter finds a long match, it is right
 more often, and so is a model. What is known of a drafter in all rounds stands in for a kind that
 is new, and for a sequence that is, what is known of all sequences when they were as young. Rounds
-of a model behind one whose draft was accepted as a whole are told apart from others, see `Outlook`.
+of a model are told apart by how much has been accepted before them, see `Outlook`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .plan import Profile, Told
-from .survival import Floats, Likeness, Outlook, Survival
+from .survival import FAILED, KINDS, LASTING, PASSED, Floats, Likeness, Outlook, Survival
 
 _OWN, _OTHERS = 96.0, 2048.0
 """Tokens after which evidence of a sequence itself, and of all, has faded to 1/e."""
@@ -26,7 +26,7 @@ which all depends on the match that it found, and of one with a model. Where oth
 is seen in the few rounds in which it is probed, and what a few bad ones say would keep it out."""
 
 _OF_SOME = 24.0
-"""Rounds of an age, the same, and of these behind a draft that failed, or passed."""
+"""Rounds of an age, the same, and of these of a kind of `Outlook`."""
 
 _ROUNDS = 128.0
 """Judged proposals after which what they show of how alike a sequence's rounds are has faded."""
@@ -80,33 +80,37 @@ def _odds(alpha: Sequence[float]) -> Floats:
     return odds
 
 
+def _anew(depths: int, memory: float) -> tuple[Survival, ...]:
+    return tuple(Survival(depths, memory) for _ in range(KINDS))
+
+
 @dataclass(slots=True)
 class _Table:
     """Evidence, and the text there was when it was last added to.
 
     Attributes:
-        apart: of rounds behind a draft that failed, or none, and behind one that passed.
+        apart: of rounds behind a draft that failed, or none, behind one that passed, and in a long
+            stretch (`Outlook`).
         last: what was accepted in the last round.
         believed: what was last expected.
-        streak: rounds that accepted nothing, or all, of late, and whether behind a draft that
-            passed; `odds` the logarithm of their
-            likelihood.
+        streak: rounds that accepted nothing, or all, of late, and of which kind; `odds` the
+            logarithm of their likelihood.
         changed: whether one was too unlikely.
     """
 
-    apart: tuple[Survival, Survival]
+    apart: tuple[Survival, ...]
     text: int
     last: int = 0
     believed: Outlook | None = None
-    streak: list[tuple[Told, bool]] = field(default_factory=list)
+    streak: list[tuple[Told, int]] = field(default_factory=list)
     odds: float = 0.0
     changed: bool = False
 
     @classmethod
     def new(cls, depths: int, memory: float, text: int) -> _Table:
-        return cls((Survival(depths, memory), Survival(depths, memory)), text)
+        return cls(_anew(depths, memory), text)
 
-    def add(self, told: Told, text: int, behind: bool) -> None:
+    def add(self, told: Told, text: int, behind: int) -> None:
         for survival in self.apart:
             survival.pass_by(text - self.text)
         self.text = text
@@ -114,16 +118,18 @@ class _Table:
         self.last = told.accepted
 
     def alphas(self, priors: Sequence[Sequence[float]], trust: float) -> list[list[float]]:
-        """α of a sequence, apart. In which it does better than others in the one kind of round, it
-        is expected to in the other."""
+        """α of a sequence, apart. In which it does better than others behind a draft that failed,
+        it is expected to behind one that passed, and the other way round; long stretches are of
+        another kind."""
         pairs = list(zip(self.apart, priors, strict=True))
-        shifts = [_odds(s.alpha(prior, trust)) - _odds(prior) for s, prior in pairs]
-        return [
+        shifts = [_odds(s.alpha(prior, trust)) - _odds(prior) for s, prior in pairs[:LASTING]]
+        alphas = [
             survival.alpha((1 / (1 + np.exp(-_odds(prior) - shift))).tolist(), trust)
-            for (survival, prior), shift in zip(pairs, reversed(shifts), strict=True)
+            for (survival, prior), shift in zip(pairs, reversed(shifts), strict=False)
         ]
+        return alphas + [survival.alpha(prior, trust) for survival, prior in pairs[LASTING:]]
 
-    def watch(self, told: Told, behind: bool) -> None:
+    def watch(self, told: Told, behind: int) -> None:
         """Begin anew with a streak of a sequence's own rounds that was not to be expected."""
         nothing, everything = not told.accepted, told.accepted == told.reached
         goes_on = (
@@ -139,8 +145,7 @@ class _Table:
         self.odds += math.log(max(1 - reaches if nothing else reaches, _LEAST))
         self.streak.append((told, behind))
         if self.odds < _CHANGED:
-            depths, self.changed = self.apart[0].depths, True
-            self.apart = Survival(depths, _OWN), Survival(depths, _OWN)
+            self.apart, self.changed = _anew(self.apart[0].depths, _OWN), True
             for one, after in self.streak:
                 self.apart[after].add(one.reached, one.accepted)
             self.streak, self.odds = [], 0.0
@@ -204,20 +209,19 @@ class Estimates:
 
     def ahead(self, slot: int, member: int, kind: int, age: int) -> Outlook:
         """What rounds are expected to emit for such a sequence when it is older."""
-        failed, passed = self._prior(self._open[slot].key, member, kind, age)
-        return Outlook.of(failed, passed, self._most)
+        return Outlook.of(self._prior(self._open[slot].key, member, kind, age), self._most)
 
     def length(self, slot: int) -> int:
         """Tokens that a sequence has emitted."""
         open_ = self._open.get(slot)
         return 0 if open_ is None else open_.tokens
 
-    def add(self, told: Told, length: int | None = None, behind: bool = False) -> None:
+    def add(self, told: Told, length: int | None = None, behind: int = FAILED) -> None:
         """A proposal was judged.
 
         Args:
             length: tokens that its sequence had emitted by then; by default it is told at once.
-            behind: whether the last round's was accepted as a whole, and by the same drafter.
+            behind: of what kind the round was.
         """
         open_ = self._open.get(told.slot)
         if open_ is None:
@@ -261,14 +265,13 @@ class Estimates:
                 alike = self._alike.get(which) or Likeness(_ROUNDS)
                 trust = _AWARE if own.changed else alike.trust(open_.tokens, _OWN)
                 alphas = own.alphas(alphas, trust)
-            found = open_.outlooks[which] = Outlook.of(alphas[0], alphas[1], self._most)
+            found = open_.outlooks[which] = Outlook.of(alphas, self._most)
             if own is not None:
                 own.believed = found
         return found
 
     def _prior(self, key: Key, member: int, kind: int, age: int) -> list[list[float]]:
-        """α of all sequences, behind a draft that failed and behind one that passed; looked up anew
-        from time to time."""
+        """α of all sequences, of each kind of round; looked up anew from time to time."""
         place = key, member, kind, age
         held = self._priors.get(place)
         if held is None or self._told - held[0] >= _FRESH:
@@ -276,8 +279,9 @@ class Estimates:
             trust = _OF_KINDS[not self._members[member].instant]
             alpha = self._all(key, member, kind).alpha(alpha, trust)
             alpha = self._all(key, member, kind, age).alpha(alpha, _OF_SOME)
-            apart = [self._all(key, member, kind, age, behind) for behind in range(2)]
-            alphas = [survival.alpha(alpha, _OF_SOME) for survival in apart]
+            apart = [self._all(key, member, kind, age, behind) for behind in range(KINDS)]
+            alphas = [survival.alpha(alpha, _OF_SOME) for survival in apart[:LASTING]]
+            alphas += [survival.alpha(alphas[PASSED], _OF_SOME) for survival in apart[LASTING:]]
             held = self._priors[place] = self._told, alphas
         return held[1]
 
@@ -289,8 +293,8 @@ class Estimates:
         age: int | None = None,
         behind: int | None = None,
     ) -> Survival:
-        """What all sequences have shown, in rounds of a kind or of any, at an age or at any, and
-        behind a draft that failed (0), one that passed (1), or any."""
+        """What all sequences have shown, in rounds of a kind or of any, at an age or at any, and of
+        one of the kinds of `Outlook`, or any."""
         found = Survival(self._members[member].most, _OTHERS)
         for (k, a), table in self._shared.get((key, member), {}).items():
             if kind in (None, k) and age in (None, a):
@@ -308,4 +312,4 @@ class Estimates:
         if not last:
             return [], np.ones(self._most + 1)
         alpha = self._all(max(last)[1], member).alpha()
-        return alpha, Outlook.of(alpha, alpha, self._most).tokens
+        return alpha, Outlook.of([alpha] * KINDS, self._most).tokens

@@ -30,8 +30,8 @@ class Choice(NamedTuple):
     """A drafter with a model or none (-1).
 
     Attributes:
-        k, passed: how far, behind a draft that failed or none, and behind one that was accepted as
-            a whole.
+        k, passed, long: how far, behind a draft that failed or none, behind one that was accepted
+            as a whole, and in a long stretch without a refusal.
         gain: by how much looks at drafters without a model have raised its rate.
         saves, varies: seconds of plain decoding that a round is expected to save, and their
             standard deviation.
@@ -40,12 +40,22 @@ class Choice(NamedTuple):
     member: int
     k: int
     passed: int
+    long: int
     gain: float = 0.0
     saves: float = 0.0
     varies: float = 0.0
 
+    @property
+    def lengths(self) -> tuple[int, int, int]:
+        """By kind of round (`Outlook`)."""
+        return self.k, self.passed, self.long
 
-PLAIN = Choice(-1, 0, 0)
+    def like(self, other: Choice) -> bool:
+        """Whether the same is to be done."""
+        return self[:4] == other[:4]
+
+
+PLAIN = Choice(-1, 0, 0, 0)
 """Nobody drafts."""
 
 
@@ -98,7 +108,7 @@ class Held:
     def keep(self, question: Question, choice: Choice, began: float) -> None:
         """A choice that was begun to be thought about then."""
         if not self._choices:
-            same = choice[:3] == self._last[:3]
+            same = choice.like(self._last)
             self._patience, self._last = min(2 * self._patience, _PATIENT) if same else 1, choice
         self._choices[question] = choice
         self._thought += self._clock() - began

@@ -45,8 +45,7 @@ class Prices:
         self._look, self._late = [Mean() for _ in members], [Mean() for _ in members]
         self.reading = [Mean() for _ in members]
         self._compared: dict[int, float] = {}
-        self._plains: dict[int, tuple[tuple[int, float], float]] = {}
-        """By sequences: what was known, and seconds at an ordinary pace."""
+        self._plains: dict[int, float] = {}  # by sequences, as long as nothing new is known
         self.rounds = [0] * len(members)
         self.seconds = 0.0
 
@@ -58,13 +57,12 @@ class Prices:
     def plain(self, batch: int) -> float:
         """Of a round of plain decoding: nothing that was drafted has a part in it, as long as any
         was timed."""
-        times = self._plain if self._plain.measured else self._rest
-        known = times.measured, times.row
-        held = self._plains.get(batch)
-        if held is None or held[0] != known:
-            seconds = times.one(batch, 1) if times is self._plain else times.one(1, batch)
-            held = self._plains[batch] = known, seconds / self._pace.factor
-        return held[1] * self._pace.factor
+        seconds = self._plains.get(batch)
+        if seconds is None:
+            timed = self._plain.measured
+            seconds = self._plain.one(batch, 1) if timed else self._rest.one(1, batch)
+            self._plains[batch] = seconds
+        return seconds
 
     def plain_rounds(self) -> int:
         """How often one was timed."""
@@ -131,6 +129,7 @@ class Prices:
         usual = _usual(seconds[-LEAST_TIMED:] if timing else seconds)
         self._plain.add(batch, 1, usual)
         self._rest.add(1, batch, usual)
+        self._plains.clear()
         self.seconds += sum(seconds)
 
     def add(self, picks: Sequence[Pick | None], spents: Sequence[Spent]) -> None:
@@ -161,6 +160,7 @@ class Prices:
             self._compared[batch] = before + _PRESENT / 4 * (more - before)
         else:
             rest.add(rows, batch, seconds)
+        self._plains.clear()
         self.seconds += sum(spent.seconds for spent in spents)
 
 

@@ -168,84 +168,144 @@ _FARTHER = 2
 """Times as far, at most, behind a draft that passed: what follows a short one is not known by what
 follows others."""
 
+FAILED, PASSED, LASTING = range(3)
+KINDS = 3
+"""Of rounds: behind a draft that failed, or none, behind one that passed, and where nothing has
+been refused for `LONG` tokens."""
+
+LONG = 32
+"""That is as long as half the stretches that are long enough to draft twice."""
+
+_LASTS = 96.0
+"""Tokens that stretches are not taken to last longer than, whatever they show: texts end, and what
+they show is theirs alone."""
+
 
 class Policy(NamedTuple):
-    """K behind a draft that passed, for every K behind one that failed; and of the rounds of both,
-    as frequent as they become: tokens and seconds. `[K + 1]`"""
+    """K behind a draft that passed and in a long stretch, for every K behind one that failed; and
+    of the rounds of all, as frequent as they become: tokens and seconds. `[K + 1]`"""
 
     passed: Lengths
+    long: Lengths
     tokens: Floats
     seconds: Floats
 
 
 class Outlook(NamedTuple):
-    """What rounds of the same K are expected to emit, one after the other, by K from 0.
+    """What rounds are expected to emit, one after the other, by K from 0.
 
     Text comes in easy stretches and hard ones. Behind a draft that was accepted as a whole the
-    next one is more likely to be, and a longer draft leaves fewer rounds in an easy stretch: by
-    what rounds of this K show alone, a longer one would seem better than it is. So rounds behind
-    such a draft are told apart from all others, and are as frequent as they become with that K, as
-    in a Markov chain of two states.
+    next one is more likely to be, even more so behind many, and a longer draft leaves fewer rounds
+    in an easy stretch: by what rounds of this K show alone, a longer one would seem better than it
+    is. So kinds of rounds are told apart (`KINDS`). They are as frequent as they become with their
+    K, as in a Markov chain.
 
     Attributes:
-        tokens: mean, in the long run. `[K + 1]`
-        apart: the same behind a draft that failed, or none, and behind one that passed.
-        whole: how likely the draft is to pass, apart. `[2, K + 1]`
+        tokens: mean, in the long run, of the same K in all. `[K + 1]`
+        apart: the same of each kind. `[KINDS, K + 1]`
+        whole: how likely the draft is to pass, apart. `[KINDS, K + 1]`
     """
 
     tokens: Floats
-    apart: tuple[Floats, Floats]
+    apart: Floats
     whole: Floats
 
     @classmethod
-    def of(cls, failed: Sequence[float], passed: Sequence[float], most: int) -> Outlook:
-        """By α behind a draft that failed, and behind one that passed; longer drafts than there are
-        depths emit no more."""
-        depths = min(len(failed), most)
-        reach = np.ones((2, most + 1))  # by depth
-        np.cumprod([failed[:depths], passed[:depths]], axis=1, out=reach[:, 1 : depths + 1])
+    def of(cls, alphas: Sequence[Sequence[float]], most: int) -> Outlook:
+        """By α of each kind; longer drafts than there are depths emit no more."""
+        depths = min(len(alphas[0]), most)
+        reach = np.ones((KINDS, most + 1))  # by depth
+        np.cumprod([alpha[:depths] for alpha in alphas], axis=1, out=reach[:, 1 : depths + 1])
         whole = reach[:, np.minimum(np.arange(most + 1), depths)]
         whole[:, 0] = 0.0
         reach[:, depths + 1 :] = 0.0
-        first, second = reach.cumsum(axis=1)
-        share = _share(*whole)
-        return cls(first + share * (second - first), (first, second), whole)
+        apart = reach.cumsum(axis=1)
+        ks = np.arange(most + 1)
+        behind, often, stay = _stretch(whole, ks, ks, ks)
+        rounds = np.array([np.ones(most + 1), behind, often * stay])
+        return cls((rounds * apart).sum(axis=0) / rounds.sum(axis=0), apart, whole)
 
     def policy(
-        self, seconds: Floats, most: int, kept: tuple[int, int] = (0, 0), share: float = 1.0
+        self,
+        seconds: Floats,
+        most: int,
+        kept: tuple[int, int, int] = (0, 0, 0),
+        share: float = 1.0,
     ) -> Policy:
-        """For every K, up to this one, behind a draft that failed, that behind one that passed.
+        """For every K, up to this one, behind a draft that failed, those of the other rounds.
 
         Args:
             seconds: that rounds take. `[K + 1]`
-            kept: two K that are kept as long as they promise this share of the best.
+            kept: three K that are kept as long as they promise this share of the best.
         """
-        (first, second), (low, high) = self.apart, self.whole
-        often = _share(low[:, None], high[None, : most + 1])
-        tokens = first[:, None] + often * (second[None, : most + 1] - first[:, None])
-        spent = seconds[:, None] + often * (seconds[None, : most + 1] - seconds[:, None])
-        rows, columns = np.ogrid[: len(seconds), : most + 1]
-        usable = (columns >= np.minimum(rows, most)) & (columns <= _FARTHER * rows)
-        rates = np.where(usable, tokens / spent, 0)
-        best, rows = rates.argmax(axis=1), rows[:, 0]
-        k, passed = kept
-        if passed <= most and rates[k, passed] > share * rates[k, best[k]]:
-            best[k] = passed
-        return Policy(best, tokens[rows, best], spent[rows, best])
+        ks = np.arange(most + 1)
+        rows, columns = ks[:, None], ks[None, :]
+        behind, often, stay = _stretch(self.whole, rows, columns, ks)
+        usable = (columns >= rows) & (columns <= _FARTHER * rows)
+        first, second, third = self.apart[:, : most + 1]
+        spent = seconds[: most + 1]
+        tokens, takes = first[:, None] + behind * second, spent[:, None] + behind * spent
+        more, longer = stay * third, stay * spent
 
-    def variance(self, k: int, passed: int) -> float:
-        """Of the tokens that rounds emit of K, and of another one behind a draft that passed."""
-        first, second = self.apart
-        share = float(_share(self.whole[0, k], self.whole[1, passed]))
-        one, other = variance(first, k), variance(second, passed)
-        differ = float(second[passed] - first[k])
-        return one + share * (other - one) + share * (1 - share) * differ**2
+        def rates(long: Lengths) -> Floats:
+            found = (tokens + often * more[long]) / (takes + often * longer[long])
+            return np.where(usable, found, 0.0)
+
+        found = np.where(usable, tokens / takes, 0.0)
+        for _ in range(_ROUNDS):  # Dinkelbach 1967: of a ratio, by the best of a difference
+            long = np.maximum((more - found.max() * longer).argmax(), ks)
+            found = rates(long)
+        k, passed, before = kept
+        if max(kept) <= most:
+            last = rates(np.maximum(before, ks))
+            if last[k, passed] > share * found.max():
+                long, found = np.maximum(before, ks), last
+                found[k, passed] = np.inf
+        best = found.argmax(axis=1)
+        at, long = (ks, best), long[best]
+        rounds = 1 + behind[at] + often[at] * stay[long]
+        policy = Policy(
+            np.arange(len(seconds)),
+            np.arange(len(seconds)),
+            np.ones(len(seconds)),
+            np.array(seconds, dtype=float),
+        )
+        policy.passed[: most + 1], policy.long[: most + 1] = best, long
+        policy.tokens[: most + 1] = (tokens[at] + often[at] * more[long]) / rounds
+        policy.seconds[: most + 1] = (takes[at] + often[at] * longer[long]) / rounds
+        return policy
+
+    def shares(self, k: int, passed: int, long: int) -> Floats:
+        """Of each kind of round, with these K. `[KINDS]`"""
+        behind, often, stay = _stretch(self.whole, *np.array([[k], [passed], [long]]))
+        rounds = np.array([1.0, behind[0], often[0] * stay[0]])
+        found: Floats = rounds / rounds.sum()
+        return found
+
+    def variance(self, k: int, passed: int, long: int) -> float:
+        """Of the tokens that rounds emit of these K."""
+        kinds, shares = (
+            list(zip(self.apart, (k, passed, long), strict=True)),
+            self.shares(k, passed, long),
+        )
+        means = np.array([gains[k] for gains, k in kinds])
+        each = np.array([variance(gains, k) for gains, k in kinds])
+        return float(shares @ (each + (means - shares @ means) ** 2))
 
 
-def _share(low: Floats, high: Floats) -> Floats:
-    """Of rounds behind a draft that passed, where one does with these probabilities behind one that
-    failed, and behind one that passed."""
-    return low / (1 - high + low)
+_ROUNDS = 3
+"""In which that is found."""
+
+
+def _stretch(whole: Floats, k: Lengths, passed: Lengths, long: Lengths) -> tuple[Floats, ...]:
+    """For each round behind a draft that failed: how many follow behind one that passed, how often
+    they come to a long stretch, and how many rounds there are in one."""
+    q, then, on = (
+        whole[kind][ks] * np.exp(-(ks + 1) / _LASTS) for kind, ks in enumerate((k, passed, long))
+    )
+    before = np.maximum(np.ceil((LONG - (k + 1)) / (passed + 1)), 0)  # rounds, until it is one
+    all_pass = then**before
+    return q * (1 - all_pass) / (1 - then), q * all_pass, 1 / (1 - on)
 
 
 def variance(gains: Floats, k: int) -> float:
