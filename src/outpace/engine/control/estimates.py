@@ -275,9 +275,11 @@ class Estimates:
         place = key, member, kind, age
         held = self._priors.get(place)
         if held is None or self._told - held[0] >= _FRESH:
-            alpha = self._all(key, member).alpha()
+            every = self._all(key, member)
+            kinds = {like for like, _ in self._shared.get((key, member), {})}
+            of_kind = every if kinds == {kind} else self._all(key, member, kind)
             trust = _OF_KINDS[not self._members[member].instant]
-            alpha = self._all(key, member, kind).alpha(alpha, trust)
+            alpha = of_kind.alpha(every.alpha(), trust)
             alpha = self._all(key, member, kind, age).alpha(alpha, _OF_SOME)
             apart = [self._all(key, member, kind, age, behind) for behind in range(KINDS)]
             alphas = [survival.alpha(alpha, _OF_SOME) for survival in apart[:LASTING]]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -49,7 +50,7 @@ class Survival:
     def __init__(self, most: int, memory: float) -> None:
         self.depths = most
         # of rounds, by how many depths they reached and accepted: to count one is one addition
-        self._reached, self._accepted = [0.0] * (most + 1), [0.0] * (most + 1)
+        self._reached, self._accepted = np.zeros(most + 1), np.zeros(most + 1)
         self._memory = memory
         self._tokens = 0.0
         self.weight = 1.0
@@ -60,8 +61,8 @@ class Survival:
         self._tokens += tokens
         self.weight = math.exp(self._tokens / self._memory)
         if self.weight > _LARGE:
-            self._reached = [x / self.weight for x in self._reached]
-            self._accepted = [x / self.weight for x in self._accepted]
+            self._reached /= self.weight
+            self._accepted /= self.weight
             self._tokens, self.weight = 0.0, 1.0
 
     def add(self, reached: int, accepted: int) -> None:
@@ -72,9 +73,8 @@ class Survival:
     def gain(self, other: Survival, tokens: float) -> None:
         """Count what another has counted, as so many tokens later."""
         weight = self.weight / other.weight * math.exp(-tokens / self._memory)
-        self._reached = [x + weight * y for x, y in zip(self._reached, other._reached, strict=True)]
-        more = zip(self._accepted, other._accepted, strict=True)
-        self._accepted = [x + weight * y for x, y in more]
+        self._reached += weight * other._reached
+        self._accepted += weight * other._accepted
 
     @property
     def reached(self) -> list[float]:
@@ -99,18 +99,21 @@ class Survival:
         before, held, factor = FIRST, trust * self.weight, 1.0
         for depth, (n, a) in enumerate(zip(self.reached, self.accepted, strict=True)):
             if prior is not None:
-                expected = factor * prior[depth] / (1 - prior[depth])
-                before = expected / (1 + expected)
-            before = min(max((a + held * before) / (n + held), _LEAST), 1 - _LEAST)
+                others = prior[depth] / (1 - prior[depth])
+                before = factor * others / (1 + factor * others)
+            before = (a + held * before) / (n + held)
+            if not _LEAST <= before <= 1 - _LEAST:
+                before = _LEAST if before < _LEAST else 1 - _LEAST
             if prior is not None:
-                factor = before / (1 - before) / prior[depth] * (1 - prior[depth])
+                factor = before / (1 - before) / others
             found.append(before)
         return found
 
 
-def _or_deeper(counts: Sequence[float]) -> list[float]:
+def _or_deeper(counts: Floats) -> list[float]:
     """Of counts by depth from 0 those of each depth or more, from 1."""
-    return list(accumulate(reversed(counts[1:])))[::-1]
+    found: list[float] = counts[:0:-1].cumsum()[::-1].tolist()
+    return found
 
 
 class Likeness:
@@ -191,7 +194,8 @@ class Policy(NamedTuple):
     seconds: Floats
 
 
-class Outlook(NamedTuple):
+@dataclass(frozen=True)
+class Outlook:
     """What rounds are expected to emit, one after the other, by K from 0.
 
     Text comes in easy stretches and hard ones. Behind a draft that was accepted as a whole the
@@ -201,29 +205,33 @@ class Outlook(NamedTuple):
     K, as in a Markov chain.
 
     Attributes:
-        tokens: mean, in the long run, of the same K in all. `[K + 1]`
-        apart: the same of each kind. `[KINDS, K + 1]`
-        whole: how likely the draft is to pass, apart. `[KINDS, K + 1]`
+        apart: mean, of each kind. `[KINDS, K + 1]`
+        goes_on: how likely the draft is to pass and its stretch to go on. `[KINDS, K + 1]`
     """
 
-    tokens: Floats
     apart: Floats
-    whole: Floats
+    goes_on: Floats
 
     @classmethod
     def of(cls, alphas: Sequence[Sequence[float]], most: int) -> Outlook:
         """By α of each kind; longer drafts than there are depths emit no more."""
         depths = min(len(alphas[0]), most)
-        reach = np.ones((KINDS, most + 1))  # by depth
-        np.cumprod([alpha[:depths] for alpha in alphas], axis=1, out=reach[:, 1 : depths + 1])
-        whole = reach[:, np.minimum(np.arange(most + 1), depths)]
-        whole[:, 0] = 0.0
-        reach[:, depths + 1 :] = 0.0
+        reach = np.zeros((KINDS, most + 1))  # by depth
+        reach[:, 0], reach[:, 1 : depths + 1] = 1.0, [alpha[:depths] for alpha in alphas]
+        reach = reach.cumprod(axis=1)
         apart = reach.cumsum(axis=1)
-        ks = np.arange(most + 1)
-        behind, often, stay = _stretch(whole, ks, ks, ks)
-        rounds = np.array([np.ones(most + 1), behind, often * stay])
-        return cls((rounds * apart).sum(axis=0) / rounds.sum(axis=0), apart, whole)
+        reach[:, depths + 1 :] = reach[:, depths : depths + 1]
+        reach[:, 0] = 0.0
+        return cls(apart, reach * _constants(most, LONG, _FARTHER).fades)
+
+    @cached_property
+    def tokens(self) -> Floats:
+        """That rounds of the same K, whatever their kind, emit in the long run: mean. `[K + 1]`"""
+        ks = np.arange(self.apart.shape[1])
+        behind, often, stay = self._stretch(ks, ks, ks)
+        rounds = np.array([np.ones(len(ks)), behind, often * stay])
+        found: Floats = (rounds * self.apart).sum(axis=0) / rounds.sum(axis=0)
+        return found
 
     def policy(
         self,
@@ -238,10 +246,9 @@ class Outlook(NamedTuple):
             seconds: that rounds take. `[K + 1]`
             kept: three K that are kept as long as they promise this share of the best.
         """
-        ks = np.arange(most + 1)
-        rows, columns = ks[:, None], ks[None, :]
-        behind, often, stay = _stretch(self.whole, rows, columns, ks)
-        usable = (columns >= rows) & (columns <= _FARTHER * rows)
+        constants = _constants(most, LONG, _FARTHER)
+        ks, usable = constants.ks, constants.usable
+        behind, often, stay = self._stretch(ks[:, None], ks[None, :], ks)
         first, second, third = self.apart[:, : most + 1]
         spent = seconds[: most + 1]
         tokens, takes = first[:, None] + behind * second, spent[:, None] + behind * spent
@@ -277,8 +284,8 @@ class Outlook(NamedTuple):
 
     def shares(self, k: int, passed: int, long: int) -> Floats:
         """Of each kind of round, with these K. `[KINDS]`"""
-        behind, often, stay = _stretch(self.whole, *np.array([[k], [passed], [long]]))
-        rounds = np.array([1.0, behind[0], often[0] * stay[0]])
+        behind, often, stay = self._stretch(*np.array([k, passed, long]))
+        rounds = np.array([1.0, behind, often * stay])
         found: Floats = rounds / rounds.sum()
         return found
 
@@ -292,20 +299,40 @@ class Outlook(NamedTuple):
         each = np.array([variance(gains, k) for gains, k in kinds])
         return float(shares @ (each + (means - shares @ means) ** 2))
 
+    def _stretch(self, k: Lengths, passed: Lengths, long: Lengths) -> tuple[Floats, ...]:
+        """For each round behind a draft that failed: how many follow behind one that passed, how
+        often they come to a long stretch, and how many rounds there are in one."""
+        first, then, on = self.goes_on[0][k], self.goes_on[1][passed], self.goes_on[2][long]
+        all_pass = (
+            then ** _constants(self.goes_on.shape[1] - 1, LONG, _FARTHER).until_long[k, passed]
+        )
+        return first * (1 - all_pass) / (1 - then), first * all_pass, 1 / (1 - on)
+
 
 _ROUNDS = 3
 """In which that is found."""
 
 
-def _stretch(whole: Floats, k: Lengths, passed: Lengths, long: Lengths) -> tuple[Floats, ...]:
-    """For each round behind a draft that failed: how many follow behind one that passed, how often
-    they come to a long stretch, and how many rounds there are in one."""
-    q, then, on = (
-        whole[kind][ks] * np.exp(-(ks + 1) / _LASTS) for kind, ks in enumerate((k, passed, long))
+class _Constants(NamedTuple):
+    """Of all K up to the longest: that a text goes on for as long, rounds behind a draft that
+    passed before a stretch is long, and which pairs may be chosen."""
+
+    ks: Lengths
+    fades: Floats
+    until_long: Floats
+    usable: NDArray[np.bool_]
+
+
+@cache
+def _constants(most: int, long: int, farther: int) -> _Constants:
+    ks = np.arange(most + 1)
+    rows, columns = ks[:, None], ks[None, :]
+    return _Constants(
+        ks,
+        np.exp(-(ks + 1) / _LASTS),
+        np.maximum(np.ceil((long - (rows + 1)) / (columns + 1)), 0),
+        (columns >= rows) & (columns <= farther * rows),
     )
-    before = np.maximum(np.ceil((LONG - (k + 1)) / (passed + 1)), 0)  # rounds, until it is one
-    all_pass = then**before
-    return q * (1 - all_pass) / (1 - then), q * all_pass, 1 / (1 - on)
 
 
 def variance(gains: Floats, k: int) -> float:
