@@ -778,7 +778,7 @@ def test_what_a_sequence_has_accepted_is_of_it_and_of_the_drafter_alone():
 
     def judged(accepted: int, reached: int, member: int = 0) -> None:
         control._begin()
-        kinds.append(control._kind_of_round(0, member))
+        kinds.append(control._state(0, member))
         control.told(Told(0, member, 0, reached, accepted))
 
     control.open(0, 0.0)

@@ -14,10 +14,10 @@ from outpace.engine.control import Profile, Told
 from outpace.engine.control.estimates import Estimates
 from outpace.engine.control.survival import (
     FIRST,
-    KINDS,
     LASTING,
     LONG,
     PASSED,
+    STATES,
     Likeness,
     Outlook,
     Survival,
@@ -165,7 +165,7 @@ class Played(NamedTuple):
         both = Survival(16, 1e9)
         for kind in kinds:
             both.gain(self.apart[kind], 0)
-        alphas = [both if kind in kinds else self.apart[kind] for kind in range(KINDS)]
+        alphas = [both if kind in kinds else self.apart[kind] for kind in range(STATES)]
         return Outlook.of([s.alpha() for s in alphas], 16)
 
 
@@ -173,7 +173,7 @@ def play(*ks: int, rounds: int = 60_000, seed: int = 0) -> Played:
     """A text that is hard behind a draft that failed, easy behind others, and easier where nothing
     was refused for long: K for each. Every 96 tokens, on average, another one begins."""
     rng, kind, run = np.random.default_rng(seed), 0, 0
-    found = Played([], tuple(Survival(16, 1e9) for _ in range(KINDS)))
+    found = Played([], tuple(Survival(16, 1e9) for _ in range(STATES)))
     for _ in range(rounds):
         k, accepted = ks[kind], 0
         while accepted < k and rng.random() < (0.8, 0.9, 0.99)[kind]:
@@ -205,7 +205,7 @@ def test_what_another_k_would_emit_is_told_by_kinds_of_rounds(ks):
 
 def test_where_rounds_are_independent_all_kinds_are_alike():
     alpha = [0.9, 0.8, 0.7, 0.6]
-    outlook = Outlook.of([alpha] * KINDS, 6)
+    outlook = Outlook.of([alpha] * STATES, 6)
     tokens = [*expected(alpha), expected(alpha)[-1], expected(alpha)[-1]]
     for found in (outlook.tokens, *outlook.apart):
         assert found == pytest.approx(tokens)
@@ -256,6 +256,10 @@ def test_the_three_k_of_most_tokens_per_second_are_found():
     kept = outlook.policy(seconds, 16, (3, 4, 9), 0.5)
     assert (kept.passed[3], kept.long[3]) == (4, 9)
     assert kept.passed[6] == policy.passed[6]
+    for others in ((3, 4, 9), (0, 0, 0)):  # that promises too little, and nothing that was chosen
+        unlike = outlook.policy(seconds, 16, others, 0.9999 if any(others) else 0.1)
+        for found, expected_ in zip(unlike, policy, strict=True):
+            assert found.tolist() == expected_.tolist()
     less = outlook.policy(seconds, 2, (3, 4, 9), 0.5)
     assert max(less.passed[:3].max(), less.long[:3].max()) <= 2
     assert less.tokens[3:].tolist() == [1.0] * 14  # longer ones are not asked for
@@ -291,6 +295,22 @@ def test_what_it_shows_itself_soon_outweighs_that():
     told(estimates, 1, 0, 60)
     assert estimates.tokens(1, 0, 0)[4] < 1.7
     assert estimates.tokens(0, 0, 0)[4] > 4
+
+
+def test_who_runs_no_model_is_known_by_all_rounds_alike():
+    """Nobody says in which state the text was."""
+    found = {}
+    for instant in (True, False):
+        estimates = Estimates([Profile("drafter", instant, 16)], 16)
+        for slot, reached, accepted in ((0, 2, 1), (1, 16, 16)):
+            estimates.open(slot, 0.0)
+            for _ in range(40):
+                estimates.add(Told(slot, 0, 0, reached, accepted))
+                estimates.emitted(slot, accepted + 1)
+        outlook = estimates.outlook(1, 0, 0)
+        found[instant] = outlook.tokens[16] / outlook.apart[0][16]
+    assert found[True] == pytest.approx(1)
+    assert found[False] < 0.97
 
 
 def test_kinds_of_rounds_are_told_apart():

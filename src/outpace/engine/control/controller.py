@@ -95,8 +95,8 @@ _FAINT = 0.5
 class Option(NamedTuple):
     """A drafter with a model or none (-1), for every K behind a draft that failed, or none: K
     behind one that passed, and K in a long stretch, what a round saves, in seconds of plain
-    decoding, the seconds that it takes, looks apart, and what it saves if nobody else were looked
-    at."""
+    decoding, the seconds that it takes, looks apart, what it saves if nobody else were looked
+    at, and the seconds of a round of this very K."""
 
     member: int
     passed: Lengths  # [K + 1]
@@ -104,13 +104,14 @@ class Option(NamedTuple):
     saved: Floats  # [K + 1]
     seconds: Floats  # [K + 1]
     alone: Floats  # [K + 1]
+    one: Floats  # [K + 1]
 
     @property
     def speeds(self) -> Floats:
         return _over(self.saved, self.seconds)
 
     def lengths(self, k: int) -> tuple[int, int, int]:
-        """By kind of round."""
+        """By state."""
         return k, int(self.passed[k]), int(self.long[k])
 
 
@@ -118,12 +119,12 @@ _Like = tuple[Key, int, int]
 
 
 class _Judged(NamedTuple):
-    """What was told, how many tokens the sequence had emitted by then, and the kind of round
+    """What was told, how many tokens the sequence had emitted by then, and its state
     (`Outlook`)."""
 
     told: Told
     length: int
-    behind: int
+    state: int
 
 
 class Controller:
@@ -157,7 +158,7 @@ class Controller:
         self._worths: dict[int, float] = {}  # of a token of each sequence, in seconds
         self._lost = 0.0  # since the last choice, beside plain decoding
         self._more, self._since = 0.0, 0  # beside what was expected, and rounds since then
-        # whose whole drafts were accepted in this round, and tokens since one was refused
+        # by slot: whose whole draft was accepted in this round, and tokens since one was refused
         self._passed: dict[int, tuple[int, int]] = {}
         self._behind: dict[int, tuple[int, int]] = {}  # and in the one before
         self._now = PLAIN  # what this round goes by
@@ -316,15 +317,15 @@ class Controller:
         self._drafted += 1
         turn, rest = divmod(self._drafted, _VARY)
         self._now = choice
-        k = choice.lengths[min(self._kind_of_round(slot, choice.member) for slot in slots)]
+        k = choice.lengths[min(self._state(slot, choice.member) for slot in slots)]
         most = min(self.most, self.members[choice.member].most)
         if not rest and not self._fixed:
             more = min(_NEIGHBOURS[turn % len(_NEIGHBOURS)], k)  # not more than twice as many
             k, self._now = max(1, k + more), PLAIN
         return min(k, most)
 
-    def _kind_of_round(self, slot: int, member: int) -> int:
-        """What follows for a drafter from what became of its last drafts (`Outlook`)."""
+    def _state(self, slot: int, member: int) -> int:
+        """FAILED, PASSED or LASTING, by what became of a drafter's last drafts (`Outlook`)."""
         before, tokens = self._behind.get(slot, (-1, 0))
         if before != member:
             return FAILED
@@ -427,7 +428,9 @@ class Controller:
             seconds = np.full(self.most + 1, self._prices.plain(n))
         whole = each.sum()
         unaided = np.where(self._ks == 0, whole, 0.0)
-        options = [Option(-1, self._ks, self._ks, whole + each @ (tokens - 1), seconds, unaided)]
+        options = [
+            Option(-1, self._ks, self._ks, whole + each @ (tokens - 1), seconds, unaided, seconds)
+        ]
         for m, profile in enumerate(self.members):
             if not profile.instant:
                 options.append(self._option(m, asks, each, tokens, rows))
@@ -493,11 +496,11 @@ class Controller:
             seconds = seconds + lag * prices.reading[m].value / rounds
         if self._fixed:
             saved = plain * outlook.tokens[np.minimum(self._ks, most)]
-            return Option(m, self._ks, self._ks, saved, seconds, saved)
+            return Option(m, self._ks, self._ks, saved, seconds, saved, seconds)
         kept = self._chosen.lengths if self._chosen.member == m else (0, 0, 0)
         policy = outlook.policy(seconds, most, kept, _KEEP)
         saved = plain * policy.tokens
-        return Option(m, policy.passed, policy.long, saved, policy.seconds, saved)
+        return Option(m, policy.passed, policy.long, saved, policy.seconds, saved, seconds)
 
     def _reach(self, m: int, n: int) -> int:
         """How far a drafter may go: at most twice as far as before."""
@@ -647,7 +650,7 @@ class Controller:
         if late:
             rounds = np.clip(sum(a.left for a in asks) / tokens.sum(0), 1, _HORIZON)
             seconds = seconds + late * prices.reading[m].value / rounds
-        return Option(m, self._ks, self._ks, each @ tokens, seconds, alone)
+        return Option(m, self._ks, self._ks, each @ tokens, seconds, alone, seconds)
 
     def _best(self, options: Sequence[Option], offered: bool) -> tuple[Option, int]:
         """The fastest, and its K; the last choice, if it is nearly as fast."""
@@ -681,7 +684,7 @@ class Controller:
             m = option.member
             if m == member:
                 continue
-            all_pass = _over((1 + np.minimum(self._ks, self._asked)) * plain, option.seconds)
+            all_pass = _over((1 + np.minimum(self._ks, self._asked)) * plain, option.one)
             if all_pass.max() <= _LEAVE_PLAIN * speed:
                 continue  # not even if all were accepted
             lags = [a.lags.get(m, 0) if a.budget else None for a in asks]
@@ -731,13 +734,13 @@ class Controller:
     def told(self, told: Told) -> None:
         """A proposal was judged, or the text has shown what would have become of it."""
         i = told.member
-        behind = self._kind_of_round(told.slot, i)
-        self._news.append(_Judged(told, self._estimates.length(told.slot), behind))
+        state = self._state(told.slot, i)
+        self._news.append(_Judged(told, self._estimates.length(told.slot), state))
         if told.accepted:
             self._vain = False
         if not self.members[i].instant:
             if told.accepted == told.reached:
-                before = self._behind[told.slot][1] if behind != FAILED else 0
+                before = self._behind[told.slot][1] if state != FAILED else 0
                 self._passed[told.slot] = i, before + told.accepted + 1
             if told.accepted == told.reached >= _PAUSE:  # a text that repeats itself, perhaps
                 self._eager.update(j for j in self._instant if self._hopeful(j))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .plan import Profile, Told
-from .survival import FAILED, KINDS, LASTING, PASSED, Floats, Likeness, Outlook, Survival
+from .survival import FAILED, LASTING, PASSED, STATES, Floats, Likeness, Outlook, Survival
 
 _OWN, _OTHERS = 96.0, 2048.0
 """Tokens after which evidence of a sequence itself, and of all, has faded to 1/e."""
@@ -26,7 +26,7 @@ which all depends on the match that it found, and of one with a model. Where oth
 is seen in the few rounds in which it is probed, and what a few bad ones say would keep it out."""
 
 _OF_SOME = 24.0
-"""Rounds of an age, the same, and of these of a kind of `Outlook`."""
+"""Rounds of an age, the same, and of these in a state (`Outlook`)."""
 
 _ROUNDS = 128.0
 """Judged proposals after which what they show of how alike a sequence's rounds are has faded."""
@@ -47,6 +47,9 @@ _AWARE = 2.0
 
 _FRESH = 16
 """Judged proposals before what all sequences show is looked up anew."""
+
+_SHOWN_IN = PASSED, FAILED, PASSED
+"""By state the one whose evidence of a sequence it begins with."""
 
 Key = float
 """What acceptance follows from beside the text: the temperature, see `key_of`."""
@@ -81,7 +84,7 @@ def _odds(alpha: Sequence[float]) -> Floats:
 
 
 def _anew(depths: int, memory: float) -> tuple[Survival, ...]:
-    return tuple(Survival(depths, memory) for _ in range(KINDS))
+    return tuple(Survival(depths, memory) for _ in range(STATES))
 
 
 @dataclass(slots=True)
@@ -89,11 +92,10 @@ class _Table:
     """Evidence, and the text there was when it was last added to.
 
     Attributes:
-        apart: of rounds behind a draft that failed, or none, behind one that passed, and in a long
-            stretch (`Outlook`).
+        apart: of rounds in each state (`Outlook`).
         last: what was accepted in the last round.
         believed: what was last expected.
-        streak: rounds that accepted nothing, or all, of late, and of which kind; `odds` the
+        streak: rounds that accepted nothing, or all, of late, and in which state; `odds` the
             logarithm of their likelihood.
         changed: whether one was too unlikely.
     """
@@ -110,26 +112,24 @@ class _Table:
     def new(cls, depths: int, memory: float, text: int) -> _Table:
         return cls(_anew(depths, memory), text)
 
-    def add(self, told: Told, text: int, behind: int) -> None:
+    def add(self, told: Told, text: int, state: int) -> None:
         for survival in self.apart:
             survival.pass_by(text - self.text)
         self.text = text
-        self.apart[behind].add(told.reached, told.accepted)
+        self.apart[state].add(told.reached, told.accepted)
         self.last = told.accepted
 
     def alphas(self, priors: Sequence[Sequence[float]], trust: float) -> list[list[float]]:
-        """α of a sequence, apart. In which it does better than others behind a draft that failed,
-        it is expected to behind one that passed, and the other way round; long stretches are of
-        another kind."""
+        """α of a sequence, apart. In which it does better than others in one state, it is expected
+        to in the others (`_SHOWN_IN`)."""
         pairs = list(zip(self.apart, priors, strict=True))
         shifts = [_odds(s.alpha(prior, trust)) - _odds(prior) for s, prior in pairs[:LASTING]]
-        alphas = [
-            survival.alpha((1 / (1 + np.exp(-_odds(prior) - shift))).tolist(), trust)
-            for (survival, prior), shift in zip(pairs, reversed(shifts), strict=False)
+        return [
+            survival.alpha((1 / (1 + np.exp(-_odds(prior) - shifts[shown]))).tolist(), trust)
+            for (survival, prior), shown in zip(pairs, _SHOWN_IN, strict=True)
         ]
-        return alphas + [survival.alpha(prior, trust) for survival, prior in pairs[LASTING:]]
 
-    def watch(self, told: Told, behind: int) -> None:
+    def watch(self, told: Told, state: int) -> None:
         """Begin anew with a streak of a sequence's own rounds that was not to be expected."""
         nothing, everything = not told.accepted, told.accepted == told.reached
         goes_on = (
@@ -139,11 +139,11 @@ class _Table:
             self.streak, self.odds = [], 0.0
         if self.believed is None or nothing == everything:
             return
-        gains = self.believed.apart[behind]
+        gains = self.believed.apart[state]
         deepest = min(max(told.accepted, 1), len(gains) - 1)
         reaches = float(gains[deepest] - gains[deepest - 1])
         self.odds += math.log(max(1 - reaches if nothing else reaches, _LEAST))
-        self.streak.append((told, behind))
+        self.streak.append((told, state))
         if self.odds < _CHANGED:
             self.apart, self.changed = _anew(self.apart[0].depths, _OWN), True
             for one, after in self.streak:
@@ -216,12 +216,12 @@ class Estimates:
         open_ = self._open.get(slot)
         return 0 if open_ is None else open_.tokens
 
-    def add(self, told: Told, length: int | None = None, behind: int = FAILED) -> None:
+    def add(self, told: Told, length: int | None = None, state: int = FAILED) -> None:
         """A proposal was judged.
 
         Args:
             length: tokens that its sequence had emitted by then; by default it is told at once.
-            behind: of what kind the round was.
+            state: of the text, see `Outlook`.
         """
         open_ = self._open.get(told.slot)
         if open_ is None:
@@ -235,15 +235,15 @@ class Estimates:
             self._alike[which].add(open_.own[which].last, told.accepted)
         else:
             open_.own[which] = _Table.new(most, _OWN, length)
-        open_.own[which].add(told, length, behind)
-        open_.own[which].watch(told, behind)
+        open_.own[which].add(told, length, state)
+        open_.own[which].watch(told, state)
         open_.outlooks.pop(which, None)
         self._judged[which] = self._judged.get(which, 0) + 1
         tables = self._shared.setdefault((open_.key, told.member), {})
         like = told.kind, _age(began)
         if like not in tables:
             tables[like] = _Table.new(most, _OTHERS, self._text)
-        tables[like].add(told, self._text, behind)
+        tables[like].add(told, self._text, state)
         self._told += 1
 
     def new(self, member: int, kind: int) -> bool:
@@ -265,13 +265,15 @@ class Estimates:
                 alike = self._alike.get(which) or Likeness(_ROUNDS)
                 trust = _AWARE if own.changed else alike.trust(open_.tokens, _OWN)
                 alphas = own.alphas(alphas, trust)
+            if self._members[member].instant:  # who are not told of states
+                alphas = [alphas[FAILED]] * STATES
             found = open_.outlooks[which] = Outlook.of(alphas, self._most)
             if own is not None:
                 own.believed = found
         return found
 
     def _prior(self, key: Key, member: int, kind: int, age: int) -> list[list[float]]:
-        """α of all sequences, of each kind of round; looked up anew from time to time."""
+        """α of all sequences in each state; looked up anew from time to time."""
         place = key, member, kind, age
         held = self._priors.get(place)
         if held is None or self._told - held[0] >= _FRESH:
@@ -281,7 +283,7 @@ class Estimates:
             trust = _OF_KINDS[not self._members[member].instant]
             alpha = of_kind.alpha(every.alpha(), trust)
             alpha = self._all(key, member, kind, age).alpha(alpha, _OF_SOME)
-            apart = [self._all(key, member, kind, age, behind) for behind in range(KINDS)]
+            apart = [self._all(key, member, kind, age, state) for state in range(STATES)]
             alphas = [survival.alpha(alpha, _OF_SOME) for survival in apart[:LASTING]]
             alphas += [survival.alpha(alphas[PASSED], _OF_SOME) for survival in apart[LASTING:]]
             held = self._priors[place] = self._told, alphas
@@ -293,14 +295,14 @@ class Estimates:
         member: int,
         kind: int | None = None,
         age: int | None = None,
-        behind: int | None = None,
+        state: int | None = None,
     ) -> Survival:
-        """What all sequences have shown, in rounds of a kind or of any, at an age or at any, and of
-        one of the kinds of `Outlook`, or any."""
+        """What all sequences have shown, in rounds of a kind or of any, at an age or at any, and in
+        one state or any."""
         found = Survival(self._members[member].most, _OTHERS)
         for (k, a), table in self._shared.get((key, member), {}).items():
             if kind in (None, k) and age in (None, a):
-                for survival in table.apart if behind is None else (table.apart[behind],):
+                for survival in table.apart if state is None else (table.apart[state],):
                     found.gain(survival, self._text - table.text)
         return found
 
@@ -314,4 +316,4 @@ class Estimates:
         if not last:
             return [], np.ones(self._most + 1)
         alpha = self._all(max(last)[1], member).alpha()
-        return alpha, Outlook.of([alpha] * KINDS, self._most).tokens
+        return alpha, Outlook.of([alpha] * STATES, self._most).tokens

@@ -47,7 +47,7 @@ class Choice(NamedTuple):
 
     @property
     def lengths(self) -> tuple[int, int, int]:
-        """By kind of round (`Outlook`)."""
+        """By state of the text (`Outlook`)."""
         return self.k, self.passed, self.long
 
     def like(self, other: Choice) -> bool:

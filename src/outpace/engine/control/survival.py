@@ -172,21 +172,29 @@ _FARTHER = 2
 follows others."""
 
 FAILED, PASSED, LASTING = range(3)
-KINDS = 3
-"""Of rounds: behind a draft that failed, or none, behind one that passed, and where nothing has
-been refused for `LONG` tokens."""
+"""States of a text: behind a draft that failed, or none, behind one that passed, and where nothing
+has been refused for `LONG` tokens."""
+
+STATES = 3
 
 LONG = 32
-"""That is as long as half the stretches that are long enough to draft twice."""
+"""24 to 40 do as well for greedy texts of the shipped pair, half of which end in a loop."""
 
 _LASTS = 96.0
-"""Tokens that stretches are not taken to last longer than, whatever they show: texts end, and what
-they show is theirs alone."""
+"""Tokens that stretches are taken to last on average at most, whatever they show: texts end, and
+what they show is theirs alone."""
+
+_SEARCHES = 3
+"""Iterations of Dinkelbach's method."""
 
 
 class Policy(NamedTuple):
     """K behind a draft that passed and in a long stretch, for every K behind one that failed; and
-    of the rounds of all, as frequent as they become: tokens and seconds. `[K + 1]`"""
+    of the rounds of all, as frequent as they become: tokens and seconds. `[K + 1]`
+
+    That in a long stretch is one for all, the best for the best of all pairs, but no less than K
+    behind a draft that passed.
+    """
 
     passed: Lengths
     long: Lengths
@@ -194,19 +202,19 @@ class Policy(NamedTuple):
     seconds: Floats
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Outlook:
     """What rounds are expected to emit, one after the other, by K from 0.
 
     Text comes in easy stretches and hard ones. Behind a draft that was accepted as a whole the
     next one is more likely to be, even more so behind many, and a longer draft leaves fewer rounds
     in an easy stretch: by what rounds of this K show alone, a longer one would seem better than it
-    is. So kinds of rounds are told apart (`KINDS`). They are as frequent as they become with their
-    K, as in a Markov chain.
+    is. So rounds are told apart by the state of the text (`FAILED`, `PASSED`, `LASTING`), and
+    states are as frequent as they become with their K, as in a Markov chain.
 
     Attributes:
-        apart: mean, of each kind. `[KINDS, K + 1]`
-        goes_on: how likely the draft is to pass and its stretch to go on. `[KINDS, K + 1]`
+        apart: mean, in each state. `[STATES, K + 1]`
+        goes_on: how likely the draft is to pass and its stretch to go on. `[STATES, K + 1]`
     """
 
     apart: Floats
@@ -214,9 +222,9 @@ class Outlook:
 
     @classmethod
     def of(cls, alphas: Sequence[Sequence[float]], most: int) -> Outlook:
-        """By α of each kind; longer drafts than there are depths emit no more."""
+        """By α in each state; longer drafts than there are depths emit no more."""
         depths = min(len(alphas[0]), most)
-        reach = np.zeros((KINDS, most + 1))  # by depth
+        reach = np.zeros((STATES, most + 1))  # by depth
         reach[:, 0], reach[:, 1 : depths + 1] = 1.0, [alpha[:depths] for alpha in alphas]
         reach = reach.cumprod(axis=1)
         apart = reach.cumsum(axis=1)
@@ -226,7 +234,7 @@ class Outlook:
 
     @cached_property
     def tokens(self) -> Floats:
-        """That rounds of the same K, whatever their kind, emit in the long run: mean. `[K + 1]`"""
+        """That rounds of the same K in all states emit in the long run: mean. `[K + 1]`"""
         ks = np.arange(self.apart.shape[1])
         behind, often, stay = self._stretch(ks, ks, ks)
         rounds = np.array([np.ones(len(ks)), behind, often * stay])
@@ -240,11 +248,12 @@ class Outlook:
         kept: tuple[int, int, int] = (0, 0, 0),
         share: float = 1.0,
     ) -> Policy:
-        """For every K, up to this one, behind a draft that failed, those of the other rounds.
+        """For every K, up to this one, behind a draft that failed, those in the other states.
 
         Args:
             seconds: that rounds take. `[K + 1]`
-            kept: three K that are kept as long as they promise this share of the best.
+            kept: three K, as far as this, that are kept as long as they promise this share of the
+                best; 0 for none.
         """
         constants = _constants(most, LONG, _FARTHER)
         ks, usable = constants.ks, constants.usable
@@ -259,11 +268,11 @@ class Outlook:
             return np.where(usable, found, 0.0)
 
         found = np.where(usable, tokens / takes, 0.0)
-        for _ in range(_ROUNDS):  # Dinkelbach 1967: of a ratio, by the best of a difference
+        for _ in range(_SEARCHES):  # Dinkelbach 1967: of a ratio, by the best of a difference
             long = np.maximum((more - found.max() * longer).argmax(), ks)
             found = rates(long)
-        k, passed, before = kept
-        if max(kept) <= most:
+        k, passed, before = (min(length, most) for length in kept)
+        if k:
             last = rates(np.maximum(before, ks))
             if last[k, passed] > share * found.max():
                 long, found = np.maximum(before, ks), last
@@ -283,7 +292,7 @@ class Outlook:
         return policy
 
     def shares(self, k: int, passed: int, long: int) -> Floats:
-        """Of each kind of round, with these K. `[KINDS]`"""
+        """Of rounds in each state, with these K. `[STATES]`"""
         behind, often, stay = self._stretch(*np.array([k, passed, long]))
         rounds = np.array([1.0, behind, often * stay])
         found: Floats = rounds / rounds.sum()
@@ -291,12 +300,10 @@ class Outlook:
 
     def variance(self, k: int, passed: int, long: int) -> float:
         """Of the tokens that rounds emit of these K."""
-        kinds, shares = (
-            list(zip(self.apart, (k, passed, long), strict=True)),
-            self.shares(k, passed, long),
-        )
-        means = np.array([gains[k] for gains, k in kinds])
-        each = np.array([variance(gains, k) for gains, k in kinds])
+        states = list(zip(self.apart, (k, passed, long), strict=True))
+        shares = self.shares(k, passed, long)
+        means = np.array([gains[k] for gains, k in states])
+        each = np.array([variance(gains, k) for gains, k in states])
         return float(shares @ (each + (means - shares @ means) ** 2))
 
     def _stretch(self, k: Lengths, passed: Lengths, long: Lengths) -> tuple[Floats, ...]:
@@ -307,10 +314,6 @@ class Outlook:
             then ** _constants(self.goes_on.shape[1] - 1, LONG, _FARTHER).until_long[k, passed]
         )
         return first * (1 - all_pass) / (1 - then), first * all_pass, 1 / (1 - on)
-
-
-_ROUNDS = 3
-"""In which that is found."""
 
 
 class _Constants(NamedTuple):
