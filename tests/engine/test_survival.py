@@ -21,9 +21,9 @@ from outpace.engine.control.survival import (
     Likeness,
     Outlook,
     Survival,
-    expected,
     variance,
 )
+from outpace.planner.formulas import tokens_by_depth
 
 
 def seen(alphas, rounds: int = 400, seed: int = 0, memory: float = 1e9) -> Survival:
@@ -140,7 +140,8 @@ def test_where_sequences_are_all_alike_others_are_trusted_for_longer():
 
 
 def test_expected_tokens_are_the_sum_of_products():
-    assert expected([0.5, 0.4]).tolist() == pytest.approx([1, 1.5, 1.7])
+    for tokens in Outlook.of([[0.5, 0.4]] * STATES, 2).apart:
+        assert tokens.tolist() == pytest.approx([1, 1.5, 1.7])
 
 
 # --- easy and hard stretches ------------------------------------------------------------------
@@ -206,7 +207,7 @@ def test_what_another_k_would_emit_is_told_by_kinds_of_rounds(ks):
 def test_where_rounds_are_independent_all_kinds_are_alike():
     alpha = [0.9, 0.8, 0.7, 0.6]
     outlook = Outlook.of([alpha] * STATES, 6)
-    tokens = [*expected(alpha), expected(alpha)[-1], expected(alpha)[-1]]
+    tokens = [tokens_by_depth(alpha, min(k, 4)) for k in range(7)]
     for found in (outlook.tokens, *outlook.apart):
         assert found == pytest.approx(tokens)
     policy = outlook.policy(1.0 + 0.3 * np.arange(7), 6)
@@ -258,8 +259,8 @@ def test_the_three_k_of_most_tokens_per_second_are_found():
     assert kept.passed[6] == policy.passed[6]
     for others in ((3, 4, 9), (0, 0, 0)):  # that promises too little, and nothing that was chosen
         unlike = outlook.policy(seconds, 16, others, 0.9999 if any(others) else 0.1)
-        for found, expected_ in zip(unlike, policy, strict=True):
-            assert found.tolist() == expected_.tolist()
+        for found, expected in zip(unlike, policy, strict=True):
+            assert found.tolist() == expected.tolist()
     less = outlook.policy(seconds, 2, (3, 4, 9), 0.5)
     assert max(less.passed[:3].max(), less.long[:3].max()) <= 2
     assert less.tokens[3:].tolist() == [1.0] * 14  # longer ones are not asked for
@@ -284,7 +285,7 @@ def test_a_new_sequence_begins_with_what_others_have_shown_at_its_temperature():
         estimates.open(slot, key)
     alike, other = (estimates.tokens(slot, 0, 0)[4] for slot in (1, 2))
     assert alike > 4.5
-    assert other == pytest.approx(expected([FIRST] * 4)[4])
+    assert other == pytest.approx(tokens_by_depth([FIRST] * 4))
 
 
 def test_what_it_shows_itself_soon_outweighs_that():
@@ -331,7 +332,7 @@ def test_what_is_forgotten_is_as_if_it_had_not_been():
     told(estimates, 0, 4, 100)  # nobody's
     estimates.forget()
     estimates.open(1, 0.0)
-    assert estimates.tokens(1, 0, 0)[4] == pytest.approx(expected([FIRST] * 4)[4])
+    assert estimates.tokens(1, 0, 0)[4] == pytest.approx(tokens_by_depth([FIRST] * 4))
 
 
 def test_what_texts_show_at_their_beginning_is_expected_there():

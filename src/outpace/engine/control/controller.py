@@ -110,6 +110,12 @@ class Option(NamedTuple):
     def speeds(self) -> Floats:
         return _over(self.saved, self.seconds)
 
+    @classmethod
+    def alike(cls, member: int, saved: Floats, seconds: Floats, alone: Floats) -> Option:
+        """The same K in all states."""
+        ks = np.arange(len(saved))
+        return cls(member, ks, ks, saved, seconds, alone, seconds)
+
     def lengths(self, k: int) -> tuple[int, int, int]:
         """By state."""
         return k, int(self.passed[k]), int(self.long[k])
@@ -428,9 +434,7 @@ class Controller:
             seconds = np.full(self.most + 1, self._prices.plain(n))
         whole = each.sum()
         unaided = np.where(self._ks == 0, whole, 0.0)
-        options = [
-            Option(-1, self._ks, self._ks, whole + each @ (tokens - 1), seconds, unaided, seconds)
-        ]
+        options = [Option.alike(-1, whole + each @ (tokens - 1), seconds, unaided)]
         for m, profile in enumerate(self.members):
             if not profile.instant:
                 options.append(self._option(m, asks, each, tokens, rows))
@@ -496,7 +500,7 @@ class Controller:
             seconds = seconds + lag * prices.reading[m].value / rounds
         if self._fixed:
             saved = plain * outlook.tokens[np.minimum(self._ks, most)]
-            return Option(m, self._ks, self._ks, saved, seconds, saved, seconds)
+            return Option.alike(m, saved, seconds, saved)
         kept = self._chosen.lengths if self._chosen.member == m else (0, 0, 0)
         policy = outlook.policy(seconds, most, kept, _KEEP)
         saved = plain * policy.tokens
@@ -650,7 +654,7 @@ class Controller:
         if late:
             rounds = np.clip(sum(a.left for a in asks) / tokens.sum(0), 1, _HORIZON)
             seconds = seconds + late * prices.reading[m].value / rounds
-        return Option(m, self._ks, self._ks, each @ tokens, seconds, alone, seconds)
+        return Option.alike(m, each @ tokens, seconds, alone)
 
     def _best(self, options: Sequence[Option], offered: bool) -> tuple[Option, int]:
         """The fastest, and its K; the last choice, if it is nearly as fast."""

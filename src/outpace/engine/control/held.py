@@ -1,6 +1,6 @@
 """Choices that are held for some rounds, so that choosing costs no more than it may.
 
-Choosing takes up to a millisecond. Where a pass takes little more, as of a small model,
+Choosing takes a millisecond or two. Where a pass takes little more, as of a small model,
 a choice serves the rounds that follow, if they ask the same: as long as it takes for all that
 was thought since the first of them to be half a hundredth of the time (`_SHARE`), and longer where
 thinking again and again has changed nothing.
@@ -64,12 +64,15 @@ class Held:
 
     Args:
         clock: tells the time in seconds, to know what thinking takes.
+
+    Attributes:
+        now: seconds that rounds took: what else runs between them makes nothing outdated.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._choices: dict[Question, Choice] = {}
-        self._time = 0.0  # that rounds took: what else runs between them makes nothing outdated
+        self.now = 0.0
         self._first: float | None = None
         self._began = self._thought = 0.0
         self._last, self._patience = PLAIN, 1  # the last choice, and times as long as usual
@@ -81,11 +84,11 @@ class Held:
 
     def passed(self, seconds: float) -> None:
         """A round took so long."""
-        self._time += seconds
+        self.now += seconds
 
     def begin(self) -> float:
         """Something begins to be thought about: when."""
-        now = self._time
+        now = self.now
         if self._first is None:
             self._first = now
         if now >= self.until:
@@ -93,11 +96,6 @@ class Held:
         if not self._choices:
             self._began, self._thought = now, 0.0
         return self._clock()
-
-    @property
-    def now(self) -> float:
-        """Seconds that rounds took so far."""
-        return self._time
 
     @property
     def until(self) -> float:
@@ -117,7 +115,7 @@ class Held:
         """A choice for them where nothing is offered, as if it had been thought about now."""
         self.drop()
         self._choices[self.question(slots)] = choice
-        self._began = self._time
+        self._began = self.now
 
     def exchange(self, slots: Sequence[int], choice: Choice) -> None:
         """Another choice for them where nothing is offered, that need not be thought about."""
@@ -127,7 +125,7 @@ class Held:
     def find(self, question: Question) -> Choice | None:
         """What was chosen then, if that is not too long ago."""
         choice = self._choices.get(question)
-        return choice if choice is not None and self._time < self.until else None
+        return choice if choice is not None and self.now < self.until else None
 
     def question(self, slots: Sequence[int], asks: Sequence[Ask] = ()) -> Question:
         """What is asked; without asks nothing is offered."""

@@ -101,9 +101,7 @@ class Survival:
             if prior is not None:
                 others = prior[depth] / (1 - prior[depth])
                 before = factor * others / (1 + factor * others)
-            before = (a + held * before) / (n + held)
-            if not _LEAST <= before <= 1 - _LEAST:
-                before = _LEAST if before < _LEAST else 1 - _LEAST
+            before = min(max((a + held * before) / (n + held), _LEAST), 1 - _LEAST)
             if prior is not None:
                 factor = before / (1 - before) / others
             found.append(before)
@@ -155,16 +153,6 @@ class Likeness:
         rho = max(self.rho, 1e-3)
         trust = min(max((1 - rho) / rho, least), most)
         return max(least, trust * math.exp(-tokens / memory))
-
-
-def expected(alpha: Sequence[float]) -> Floats:
-    """Tokens that a round emits, for every K from 0: 1 + Σ Π α. `[K + 1]`"""
-    found, reach, total = [1.0], 1.0, 1.0
-    for a in alpha:
-        reach *= a
-        total += reach
-        found.append(total)
-    return np.array(found)
 
 
 _FARTHER = 2
@@ -317,8 +305,9 @@ class Outlook:
 
 
 class _Constants(NamedTuple):
-    """Of all K up to the longest: that a text goes on for as long, rounds behind a draft that
-    passed before a stretch is long, and which pairs may be chosen."""
+    """Of all K up to the longest: that a text goes on for as long, by K; rounds behind a draft that
+    passed before a stretch is long, and which pairs may be chosen, by K behind one that failed and
+    behind one that passed."""
 
     ks: Lengths
     fades: Floats
@@ -339,6 +328,6 @@ def _constants(most: int, long: int, farther: int) -> _Constants:
 
 
 def variance(gains: Floats, k: int) -> float:
-    """Of the tokens that a round of K emits, if by K so many are expected (`expected`)."""
+    """Of the tokens that a round of K emits, if by K so many are expected."""
     mean = gains[k] - 1.0
     return max(0.0, float(2 * (k * gains[k] - gains[:k].sum()) - mean - mean * mean))
