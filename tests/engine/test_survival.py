@@ -324,17 +324,6 @@ def test_kinds_of_rounds_are_told_apart():
     assert estimates.tokens(0, 0, 3)[4] > 4 > 1.6 > estimates.tokens(0, 0, 0)[4]
 
 
-def test_what_is_forgotten_is_as_if_it_had_not_been():
-    estimates = Estimates(MEMBERS, 4)
-    estimates.open(0, 0.0)
-    told(estimates, 0, 0, 100)
-    estimates.close(0)
-    told(estimates, 0, 4, 100)  # nobody's
-    estimates.forget()
-    estimates.open(1, 0.0)
-    assert estimates.tokens(1, 0, 0)[4] == pytest.approx(tokens_by_depth([FIRST] * 4))
-
-
 def test_what_texts_show_at_their_beginning_is_expected_there():
     """Whenever it is told; by what they had emitted by then."""
     starts = {}

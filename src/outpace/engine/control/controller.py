@@ -218,11 +218,6 @@ class Controller:
         self._worths.pop(slot, None)
         self._estimates.close(slot)
 
-    def forget(self) -> None:
-        """Drop what is known of acceptance; times stay."""
-        self._learn()
-        self._estimates.forget()
-
     # --- a round ------------------------------------------------------------------
 
     def rests(self, batch: int, waiting: bool) -> bool:

@@ -187,11 +187,6 @@ class Estimates:
     def close(self, slot: int) -> None:
         self._open.pop(slot, None)
 
-    def forget(self) -> None:
-        """Drop what all sequences have shown."""
-        self._shared.clear()
-        self._priors.clear()
-
     def emitted(self, slot: int, tokens: int) -> bool:
         """So many tokens of a sequence; whether its age is another one now."""
         if (open_ := self._open.get(slot)) is None:
