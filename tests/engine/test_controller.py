@@ -769,6 +769,17 @@ def test_where_nothing_was_refused_for_long_it_goes_farthest(monkeypatch):
     assert learned_pace(machine, loops) > 1.02 * fast
 
 
+def test_what_was_chosen_is_told_of_every_state():
+    control = still()
+    control._take(Choice(0, 3, 5, 12))
+    report = control.report()
+    assert (report.k, report.passed, report.long) == (3, 5, 12)
+    assert "K = 3 (5 behind a draft that was accepted as a whole, 12 where nothing" in str(report)
+    for choice, said in ((alike(0, 4), "K = 4"), (PLAIN, "plain decoding")):
+        control._take(choice)
+        assert str(control.report()).splitlines()[0].endswith(said)
+
+
 def test_what_a_sequence_has_accepted_is_of_it_and_of_the_drafter_alone():
     control, kinds = still(members=[MODEL, MODEL]), []
 

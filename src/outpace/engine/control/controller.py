@@ -826,11 +826,11 @@ class Controller:
             speedup = float(speedups[k]) if alpha and plain else None
             rounds, fast = prices.rounds[m], member.instant
             found.append(Estimate(member.name, fast, k, speedup, tuple(alpha), step, rounds))
-        m, k = self._chosen[:2]
+        m, k, passed, long = self._chosen[:4]
         names = [self.members[i].name for i in ([m] if m >= 0 else self._instant)]
         share = self._probes.seconds / prices.seconds if prices.seconds else 0.0
         who = "+".join(names) if k and names else None
-        return Report(who, k, n, plain, tuple(found), self._probes.count, share)
+        return Report(who, k, passed, long, n, plain, tuple(found), self._probes.count, share)
 
 
 def _over(saved: Floats, seconds: Floats) -> Floats:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .survival import LONG
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -44,7 +46,9 @@ class Report:
     """A controller's choice.
 
     Attributes:
-        drafter: who drafts, None for plain decoding; `k` tokens.
+        drafter: who drafts, None for plain decoding.
+        k, passed, long: tokens, behind a draft that failed or none, behind one that was accepted
+            as a whole, and where nothing was refused for `survival.LONG` tokens.
         sequences: that the choice is for.
         plain_seconds: of a plain round.
         estimates: of each drafter.
@@ -53,6 +57,8 @@ class Report:
 
     drafter: str | None
     k: int
+    passed: int
+    long: int
     sequences: int
     plain_seconds: float
     estimates: Sequence[Estimate]
@@ -61,6 +67,9 @@ class Report:
 
     def __str__(self) -> str:
         who = "plain decoding" if self.drafter is None else f"{self.drafter}, K = {self.k}"
+        if not self.k == self.passed == self.long:
+            who += f" ({self.passed} behind a draft that was accepted as a whole, {self.long} where"
+            who += f" nothing was refused for {LONG} tokens)"
         lines = [
             f"chosen for {self.sequences} sequence{'s' if self.sequences != 1 else ''}: {who}",
             f"plain: {1e3 * self.plain_seconds:.2f} ms per round",
