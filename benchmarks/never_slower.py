@@ -1,18 +1,18 @@
 """Is it ever slower than plain decoding, and does it find the best K?
 
 Four questions, all of the shipped pair, in one run each, those who are compared taking turns of
-one token per sequence (--piece), so that a slow moment of the machine is every one's. (Of a dozen
-engines turns should be longer, of 16 tokens: between two rounds of one all others would run and
-drive what it keeps out of the caches, and who chooses keeps more.) All ratios are of decoding
-alone: prefill, the same pass of the target for every one of them, would bring each ratio nearer to
-1, and it comes in lumps that no turns share. A drafter's reading of the prompt counts, whenever it
-reads.
+one token per sequence, so that a slow moment of the machine is every one's. (Of a dozen engines,
+in all but "grid", turns are of 64 tokens: between two rounds of one all others would run and drive
+what it keeps out of the caches, and who chooses keeps more.) All ratios are of decoding alone:
+prefill, the same pass of the target for every one of them, would bring each ratio nearer to 1, and
+it comes in lumps that no turns share. A drafter's reading of the prompt counts, whenever it reads.
 
     python benchmarks/never_slower.py grid      drafters x loads x temperatures x batches:
-        seconds of plain decoding over those with k="auto" and with fixed K, median of repeats,
-        of which there are more where that is in doubt; "prefill" is its share of the seconds of
-        plain decoding, and "prefill, auto" how fast auto admits beside plain;
-        "plain again", which is the same engine twice, shows how far such ratios can be trusted
+        seconds of plain decoding over those with k="auto", median of repeats, of which there are
+        more where that is in doubt, and over those with fixed K, of one repeat; "prefill" is its
+        share of the seconds of plain decoding, and "prefill, auto" how fast auto admits beside
+        plain; "plain again", which is the same engine twice, shows how far such ratios can be
+        trusted
     python benchmarks/never_slower.py best      k="auto" beside every fixed K
     python benchmarks/never_slower.py change    a load that changes half-way: seconds behind the
         first 128 tokens of the new load beside the best fixed K on it
@@ -23,7 +23,8 @@ as dear as it is. "two loads" takes its prompts from "data" first and then from 
 Requests have no seed unless --seeded. Every repeat takes the same prompts; the engines stay, but
 drafters forget the texts, and "cold" is the first repeat alone, in which nothing is known.
 "best" and "drafters" run --engines of those that choose, as what one learns first stays with it:
-their mean is held against the best, and each one's is shown.
+their mean is held against the best, and each one's is shown. A fixed K that took a tenth longer
+than the best of them in two repeats is out of the others.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ as often at most, plain decoding and auto alone. All repeats count."""
 
 BEHIND = 128
 """Tokens of a new load behind which the pace is taken."""
+
+OUT, BY = 2, 1.1
+"""Of those compared with the best: whoever took so many times as long as the fastest of them, in so
+many repeats together, is out of the rest."""
 
 
 Spent = dict[str, list[float]]
@@ -141,14 +146,19 @@ class Bench:
         )
 
     def seconds(
-        self, runs: Mapping[str, Generator], prompts: Sequence[list[int]], temperature: float
+        self,
+        runs: Mapping[str, Generator],
+        prompts: Sequence[list[int]],
+        temperature: float,
+        repeats: int,
     ) -> tuple[Spent, Spent]:
         """Of decoding and of prefill: of each, a number per repeat."""
         decoding: Spent = {}
         prefill: Spent = {}
-        for _ in range(self.options.repeats):
-            forget(runs)
-            both = self.in_turns(runs, prompts, temperature)
+        for _ in range(repeats):
+            some = {name: run for name, run in runs.items() if name not in beaten(decoding)}
+            forget(some)
+            both = self.in_turns(some, prompts, temperature)
             for spent, found in zip((decoding, prefill), both, strict=True):
                 add(spent, {name: [sum(seconds)] for name, seconds in found.items()})
         return decoding, prefill
@@ -205,11 +215,15 @@ def grid(bench: Bench) -> Iterator[dict[str, Any]]:
                 for name in o.drafters:
                     runs = {"plain": bench.generator(None, 0, batch)}
                     runs["auto"] = bench.generator(name, "auto", batch)
-                    others = {f"K={k}": bench.generator(name, k, batch) for k in o.k}
-                    others["plain again"] = bench.generator(None, 0, batch)
-                    spent, prefill = bench.seconds(runs | others, prompts, temperature)
-                    while doubtful(spent) and len(spent["auto"]) < MOST * o.repeats:
-                        more, read = bench.seconds(runs, prompts, temperature)
+                    again = {"plain again": bench.generator(None, 0, batch)}
+                    fixed = {f"K={k}": bench.generator(name, k, batch) for k in o.k}
+                    spent: Spent = {}
+                    prefill: Spent = {}
+                    for done in range(MOST * o.repeats):
+                        if done >= o.repeats and not doubtful(spent):
+                            break
+                        some = runs | (again if done < o.repeats else {}) | ({} if done else fixed)
+                        more, read = bench.seconds(some, prompts, temperature, 1)
                         add(spent, more)
                         add(prefill, read)
                     row = {"load": load, "temperature": temperature, "batch": batch}
@@ -273,7 +287,7 @@ def best(bench: Bench) -> Iterator[dict[str, Any]]:
                 runs = {"plain": bench.generator(None, 0, 1)}
                 runs |= several(lambda name=name: bench.generator(name, "auto", 1), o.engines)
                 runs |= {f"K={k}": bench.generator(name, k, 1) for k in FIXED}
-                spent, _ = bench.seconds(runs, prompts, temperature)
+                spent, _ = bench.seconds(runs, prompts, temperature, o.repeats)
                 row = {"load": load, "temperature": temperature, "drafter": name} | ratios(spent)
                 yield row | beside_best(spent)
 
@@ -281,6 +295,15 @@ def best(bench: Bench) -> Iterator[dict[str, Any]]:
 def several(build: Callable[[], Generator], count: int) -> dict[str, Generator]:
     """The first is "auto"."""
     return {f"auto {i}" if i else "auto": build() for i in range(count)}
+
+
+def beaten(spent: Spent, skip: int = 1) -> set[str]:
+    """Of many fixed K those that are far from the best of them."""
+    seconds = {n: s[skip : skip + OUT] for n, s in spent.items() if n.startswith("K=")}
+    if len(seconds) < 2 or len(next(iter(seconds.values()))) < OUT:
+        return set()
+    best = min(map(sum, seconds.values()))
+    return {n for n, s in seconds.items() if sum(s) > BY * best}
 
 
 def beside_best(spent: Spent, skip: int = 1) -> dict[str, Any]:
@@ -291,7 +314,8 @@ def beside_best(spent: Spent, skip: int = 1) -> dict[str, Any]:
         skip: repeats that are not counted: before the first nothing is learned.
     """
     autos = [name for name in spent if name.startswith("auto")]
-    others = [name for name in spent if name not in autos]
+    others = [name for name in spent if name not in autos and name not in beaten(spent, skip)]
+    spent = {name: spent[name] for name in (*autos, *others)}
     halves = [{n: statistics.fmean(s[skip + at :: 2]) for n, s in spent.items()} for at in (0, 1)]
     found = []
     for seen, judged in (halves, halves[::-1]):
@@ -323,7 +347,7 @@ def change(bench: Bench) -> Iterator[dict[str, Any]]:
             spent: Spent = {}
             for _ in range(o.repeats):
                 forget(fixed)
-                runs = dict(fixed)
+                runs = {name: run for name, run in fixed.items() if name not in beaten(spent, 0)}
                 for source in sources:
                     run = runs[f"auto from {source}"] = bench.generator(name, "auto", 1)
                     for i, ids in enumerate(texts[source[0]]):
@@ -342,7 +366,7 @@ def drafters(bench: Bench) -> Iterator[dict[str, Any]]:
             runs = {"plain": bench.generator(None, 0, 1)}
             runs |= several(lambda: Assembly(o.model, max_batch=1).load(), o.engines)
             runs |= {name: bench.generator(name, "auto", 1) for name in SINGLE}
-            spent, _ = bench.seconds(runs, prompts, temperature)
+            spent, _ = bench.seconds(runs, prompts, temperature, o.repeats)
             row = {"load": load, "temperature": temperature} | ratios(spent)
             yield row | beside_best(spent) | choices(runs["auto"])
 
@@ -371,7 +395,7 @@ def main() -> None:
     parser.add_argument("--k", nargs="*", type=int, default=[4])
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--piece", type=int, default=1, help="tokens of a turn, per sequence")
+    parser.add_argument("--piece", type=int, help="tokens of a turn, per sequence")
     parser.add_argument("--engines", type=int, default=3, help="that choose, of best and drafters")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--seeded", action="store_true")
@@ -380,6 +404,7 @@ def main() -> None:
     o.drafters = o.drafters or (GRID if o.question == "grid" else ["DRAFT"])
     o.loads = o.loads or ([*LOADS, TWO_LOADS] if o.question == "grid" else list(LOADS))
     o.temperatures = o.temperatures or ([0.0, 0.8, 1.2] if o.question == "grid" else [0.0, 0.8])
+    o.piece = o.piece or (1 if o.question == "grid" else 64)
     if o.engines < 1 or o.repeats < LEAST[o.question]:
         least = LEAST[o.question]
         parser.error(
