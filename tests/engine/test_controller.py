@@ -25,12 +25,16 @@ from outpace.engine.control import (
     Profile,
     Spent,
     Told,
+    aftermath,
     controller,
     estimates,
+    options,
     probes,
 )
 from outpace.engine.control.estimates import Estimates
 from outpace.engine.control.held import PLAIN, Choice, Held
+from outpace.engine.control.looks import Looks
+from outpace.engine.control.prices import Prices
 from outpace.engine.control.probes import Probe
 from outpace.engine.control.purse import Purse
 from outpace.engine.control.survival import Survival
@@ -110,8 +114,9 @@ def test_it_is_never_slower_than_plain_decoding(name, batch):
 class NeverPlain(Controller):
     """Drafts one token at least, and looks in every round."""
 
-    def _pause(self, i):
-        return 1
+    def __init__(self, *args, **options) -> None:
+        super().__init__(*args, **options)
+        self._looks = Looks(self.members, self._prices, always=True)
 
     def _best(self, options, offered):
         option, k = super()._best(options, offered)
@@ -185,7 +190,7 @@ def test_what_drafting_costs_the_plain_rounds_behind_it_is_paid_for_too(monkeypa
     assert loss() < 1.015
     monkeypatch.setattr(Purse, "read", lambda self, seconds, plain: None)  # rarer for that, too
     assert loss() < 1.025
-    monkeypatch.setattr(controller, "_BEHIND", 0)
+    monkeypatch.setattr(aftermath, "_BEHIND", 0)
     assert loss() > 1.03
 
 
@@ -296,7 +301,8 @@ def test_of_two_that_are_equal_it_stays_with_one(monkeypatch):
 
     kept = changes()
     assert kept < 0.03
-    monkeypatch.setattr(controller, "_KEEP", 1.0)
+    monkeypatch.setattr(controller, "KEEP", 1.0)
+    monkeypatch.setattr(options, "KEEP", 1.0)
     assert changes() > 1.5 * kept
 
 
@@ -649,35 +655,45 @@ def test_what_look_ups_gain_pays_for_finding_out_about_a_model(monkeypatch):
     assert beside_look_ups()[1] > 1.2
 
 
+def rare_looks(takes: float) -> Looks:
+    """At a drafter that has not gained anything so far, where a plain round takes 10."""
+    prices = Prices(BOTH, 16)
+    prices.rested(1, [10.0] * 3)
+    prices.add([None], [Spent({1: takes}, 0.0, 0.0, 10.0, 1)])
+    looks = Looks(BOTH, prices, always=False)
+    looks.count([1] * 16, 0.0, 0)
+    return looks
+
+
 def test_who_is_looked_at_in_vain_waits_for_longer_each_time_until_a_text_begins():
-    control = still(members=BOTH)
-    control.open(0, 0.0)
-    looks = []
-    for round_ in range(40):
-        control._round = round_
-        if control._hopeful(1):  # an eager look, and it brings nothing
-            looks.append(round_)
-            control._early = {1}
-            control._count_looks({1}, 0.0)
-    assert np.diff(looks).tolist() == [2, 4, 8, 16]
-    assert not control._hopeful(1)
-    control._count_looks({1}, 0.5)
-    assert control._hopeful(1)
-    control._count_looks({1}, 0.0)
-    assert not control._hopeful(1)
-    control.open(1, 0.0)
-    assert control._hopeful(1)
+    looks, found = rare_looks(5.0), []
+
+    def eager(round_: int) -> list[int]:
+        """Who is looked at behind a draft that has passed as a whole."""
+        looks.drafted(4, round_)
+        return looks.take(round_, paid=False)
+
+    for round_ in range(1, 40):
+        if eager(round_):  # and it brings nothing
+            found.append(round_)
+            looks.count({1}, 0.0, round_)
+    assert np.diff(found).tolist() == [2, 4, 8, 16]
+    assert not eager(40)
+    looks.count({1}, 0.5, 40)
+    assert eager(41) == [1]
+    looks.count({1}, 0.0, 41)
+    assert not eager(42)
+    looks.new_text()
+    assert eager(42) == [1]
 
 
 def test_a_look_that_gains_less_than_it_takes_was_in_vain():
-    control = still(members=BOTH)
-    control.open(0, 0.0)
-    control._prices.rested(1, [10.0] * 3)
-    control._prices.add([None], [Spent({1: 0.5}, 0.0, 0.0, 10.0, 1)])
-    for gain, hopeful in ((0.02, False), (0.1, True)):  # of a plain round
-        control._early = {1}
-        control._count_looks({1}, gain)
-        assert control._hopeful(1) == hopeful
+    for gain, again in ((0.02, []), (0.1, [1])):  # of a plain round
+        looks = rare_looks(0.5)
+        for round_ in (1, 2):
+            looks.drafted(4, round_)
+            assert looks.take(round_, paid=False) == ([1] if round_ == 1 else again)
+            looks.count({1}, gain, round_)
 
 
 def test_at_an_age_it_goes_as_far_as_was_planned_at_the_beginning():

@@ -26,26 +26,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .aftermath import Aftermath
 from .estimates import Estimates, Key
 from .held import PLAIN, Choice, Held
-from .plan import Ask, Pick, Profile, Spent, Told, kind_of
+from .looks import Looks
+from .options import KEEP, Option, Options, kind_beside, over
+from .plan import Ask, Pick, Profile, Spent, Told
 from .prices import LEAST_TIMED, Prices, settled
 from .probes import Candidate, Probes
 from .purse import Purse
 from .report import Estimate, Report
-from .survival import FAILED, LASTING, LONG, PASSED, Floats, Lengths, Outlook, variance
-
-_KEEP = 0.99
-"""Of the best rate: the last choice is kept as long as it promises so much."""
+from .survival import FAILED, LASTING, LONG, PASSED
 
 _LEAVE_PLAIN = 1.02
 """By which drafting must beat plain decoding before it begins; going on it need not lose."""
-
-_K_FIRST = 4
-"""Tokens of the first draft. None is ever more than twice as long as the longest before it."""
-
-_HORIZON = 64
-"""Rounds, at most, over which the time to catch up is spread."""
 
 _NEWS = 256
 """Of what was told, that waits for a choice."""
@@ -61,65 +55,14 @@ _VARY, _NEIGHBOURS = 32, (1, -1, 2, -1)
 """Of so many rounds of a choice, one drafts so many tokens more, in turn: two, too, as the next K
 may be dear and the one behind it cheap."""
 
-_NEAR = 8, 0.1
-"""Tokens by which two sequences may differ in what is left, and it is open who ends first; or so
-much of it."""
-
 _COMPARED = 8
 """Of so many rounds in which nobody drafts, one compares the text with what was proposed."""
-
-_PAUSE = 4
-"""A drafter whose looks cost more than they bring is looked at once in so many rounds at most."""
-
-_LOOKS = 0.005
-"""Of the time that such looks may take."""
 
 _AFRESH = 32
 """Rounds of a new sequence, at most, in which nothing is tried because that did not pay before."""
 
-_SETTLED = 16
-"""Looks before that is judged."""
-
 _SETTLE = 64
 """Rounds that are rested in, before they are counted."""
-
-_BEHIND, _BEHIND_LASTS = 6, 8
-"""Of these behind a round that drafted, that may take longer for it, as what it computed with has
-driven what they need out of the processor's caches; and times over which the mean of that is
-taken."""
-
-_FAINT = 0.5
-"""Plain rounds of it that do not count: noise is never less than nothing."""
-
-
-class Option(NamedTuple):
-    """A drafter with a model or none (-1), for every K behind a draft that failed, or none: K
-    behind one that passed, and K in a long stretch, what a round saves, in seconds of plain
-    decoding, the seconds that it takes, looks apart, what it saves if nobody else were looked
-    at, and the seconds of a round of this very K."""
-
-    member: int
-    passed: Lengths  # [K + 1]
-    long: Lengths  # [K + 1]
-    saved: Floats  # [K + 1]
-    seconds: Floats  # [K + 1]
-    alone: Floats  # [K + 1]
-    one: Floats  # [K + 1]
-
-    @property
-    def speeds(self) -> Floats:
-        return _over(self.saved, self.seconds)
-
-    @classmethod
-    def alike(cls, member: int, saved: Floats, seconds: Floats, alone: Floats) -> Option:
-        """The same K in all states."""
-        ks = np.arange(len(saved))
-        return cls(member, ks, ks, saved, seconds, alone, seconds)
-
-    def lengths(self, k: int) -> tuple[int, int, int]:
-        """By state."""
-        return k, int(self.passed[k]), int(self.long[k])
-
 
 _Like = tuple[Key, int, int]
 
@@ -154,11 +97,12 @@ class Controller:
         longest = max(m.most for m in members)
         self.most = longest if fixed is None else min(longest, fixed)
         self._fixed = fixed is not None
-        self._ks = np.arange(self.most + 1)
         self._instant = [i for i, m in enumerate(self.members) if m.instant]
         self._estimates = Estimates(self.members, self.most)
         self._prices = Prices(self.members, self.most)
-        self._probes, self._purse = Probes(), Purse()
+        self._options = Options(self.members, self.most, self._fixed, self._estimates, self._prices)
+        self._looks = Looks(self.members, self._prices, self._fixed)
+        self._probes, self._purse, self._aftermath = Probes(), Purse(), Aftermath()
         self._held = Held(clock)
         self._news: list[_Judged | tuple[Sequence[Pick | None], Spent, float]] = []
         self._worths: dict[int, float] = {}  # of a token of each sequence, in seconds
@@ -175,9 +119,6 @@ class Controller:
         self._drafted = 0  # rounds of a model that was chosen
         self._opened = self._vain = False  # a sequence, since the last choice; it was not worth it
         self._timing = False  # whether that is to time plain decoding
-        self._probed: bool | None = None  # whether the last draft was a probe; None once counted
-        self._tail: list[float] = []  # seconds of plain rounds between it and those
-        self._aftermath = 0.0  # plain rounds that those behind it take longer, together
         self._keys: dict[int, Key] = {}
         self._prompts: dict[int, int] = {}  # tokens
         self._batch = 1
@@ -185,15 +126,6 @@ class Controller:
         self._chosen = PLAIN
         self._plan: Sequence[Choice] = ()  # of a single sequence, by age
         self._plans: dict[_Like, tuple[float, Sequence[Choice]]] = {}  # until then, for new ones
-        self._worth = [0.0] * len(self.members)  # of a look: by how much it raised the rate
-        self._looked = [0] * len(self.members)
-        self._last = [0] * len(self.members)  # rounds of the last looks
-        self._early: set[int] = set()  # those that are looked at in this round as they are eager
-        self._unaided = 1.0  # times plain decoding's pace, without looks
-        self._passes = [0.0] * (self.most + 1)  # what look-ups that are taken cost, by K
-        self._let_down: dict[int, tuple[int, int]] = {}  # until when nobody is eager, for how long
-        self._right = [0.0] * len(self.members)  # running means of tokens that were right
-        self._eager: set[int] = set()  # those without a model that were right when last judged
 
     # --- sequences ---------------------------------------------------------------
 
@@ -208,7 +140,7 @@ class Controller:
         self._worths[slot] = self._prices.plain(1)
         self._passed.pop(slot, None)
         self._estimates.open(slot, key)
-        self._let_down.clear()
+        self._looks.new_text()
         self._held.drop()
 
     def close(self, slot: int) -> None:
@@ -228,7 +160,7 @@ class Controller:
             waiting: whether proposals wait for the text to judge them.
         """
         if self._round + 1 < self._resting and batch == len(self._resters):
-            news = self._eager or (waiting and (self._round + 1) % _COMPARED == 0)
+            news = self._looks.eager or (waiting and (self._round + 1) % _COMPARED == 0)
             if news and not self._timing and not self._purse.empty:
                 return False
         elif self._fixed or self._prices.plain_rounds() or settled(self._rested):
@@ -257,16 +189,13 @@ class Controller:
         timing = self._timing or not self._prices.plain_rounds()
         self._prices.rested(n, self._rested, timing)
         self._probes.timed(self._round, n)
-        plain, lost = self._prices.plain(n), 0.0
-        if self._probed is not None:
-            more = sum(min(s / plain, 2.0) - 1 for s in (self._tail + self._rested)[:_BEHIND])
-            self._aftermath += (more - self._aftermath) / _BEHIND_LASTS
-            lost = max(0.0, self._aftermath - _FAINT) * plain
+        plain = self._prices.plain(n)
+        lost, probed = self._aftermath.counted(self._rested, plain)
         self._purse.spent(seconds, seconds - lost, plain)
         self._probes.spent(seconds, seconds, plain)
-        if self._probed:
+        if probed:
             self._probes.behind(lost)
-        self._rested, self._timing, self._probed = [], False, None
+        self._rested, self._timing = [], False
 
     def again(
         self, slots: Sequence[int], budgets: Sequence[int], left: int = 0
@@ -288,7 +217,7 @@ class Controller:
             self._probes.now = None
             self._rest(slots)
             return [None] * len(slots)
-        if any(i in self._eager or self._until_look(i) <= 0 for i in self._instant):
+        if self._looks.due(self._round, self._paid):
             return None
         alone = len(self._instant) == len(self.members)  # what they propose is all there is
         choice = PLAIN if alone else self._held.find(self._held.question(slots))
@@ -346,30 +275,16 @@ class Controller:
 
     def looks(self) -> list[int]:
         """Drafters without a model that are worth looking at in this round."""
-        eager, self._eager = self._eager, set()
-        due = {i for i in self._instant if self._until_look(i) <= 0}
-        self._early = eager - due
-        for i in eager | due:
-            self._last[i] = self._round
-            if not self._chosen.k:
+        looked = self._looks.take(self._round, self._paid)
+        if not self._chosen.k:
+            for i in looked:
                 self._probes.look(self._prices.look(i))
-        return sorted(eager | due)
+        return looked
 
-    def _until_look(self, i: int) -> int:
-        """Rounds until it is looked at, even if nobody is eager to."""
-        return self._last[i] + self._pause(i) - self._round
-
-    def _pause(self, i: int) -> int:
-        """In how many rounds it is looked at once."""
-        if self._fixed or self._looked[i] < _SETTLED:
-            return 1
-        plain = self._prices.plain(self._batch)
-        look = self._prices.look(i) + self._prices.compared(self._batch)
-        if self._worth[i] * plain > look:
-            return 1
-        rare = max(_PAUSE, int(self._prices.look(i, late=True) / (_LOOKS * plain)))
-        # instead of plain decoding it is worth more, and gains pay for it
-        return rare if self._chosen.k or not self._probes.gains else min(rare, 2 * _PAUSE)
+    @property
+    def _paid(self) -> bool:
+        """Whether nobody drafts, and what drafting gained before pays for looks."""
+        return not self._chosen.k and self._probes.gains > 0
 
     def choose(self, asks: Sequence[Ask], crowded: bool = False) -> Sequence[Pick | None]:
         """Who drafts for each sequence; None is plain decoding.
@@ -394,8 +309,9 @@ class Controller:
         else:
             model = choice.member >= 0 and choice.k
             k = self._varied([a.slot for a in asks], choice) if model else choice.k
-            picks = self._assign(asks, choice.member, k)
-            self._count_looks({i for a in asks for i in a.offers}, choice.gain)
+            picks = self._options.assign(asks, choice.member, k)
+            looked = {i for a in asks for i in a.offers}
+            self._looks.count(looked, choice.gain, self._round)
             if not any(picks):
                 self._rest([a.slot for a in asks])
         return [self._cut(pick, ask) for pick, ask in zip(picks, asks, strict=True)]
@@ -414,58 +330,38 @@ class Controller:
 
     def _choose(self, asks: Sequence[Ask], crowded: bool) -> tuple[Choice, bool]:
         """The choice, and whether something else is to be tried in this round."""
-        self._batch = n = len(asks)
+        self._looks.batch = self._batch = n = len(asks)
         self._resting, self._timing = 0, False
         if not self._asked:
             return PLAIN, False
-        each = self._value(asks, crowded)
+        each = self._options.worth(asks, crowded)
+        self._worths.update((a.slot, float(w)) for a, w in zip(asks, each, strict=True))
+        options = self._options.of_all(asks, each, self._chosen)
+        first = options[0]
         if self._instant:
-            self._passes = self._prices.rest(np.arange(1.0, self.most + 2), n).tolist()
-        tokens, rows = self._instants(asks)
-        looked = any(a.offers for a in asks)
+            self._looks.passes = self._prices.rest(np.arange(1.0, self.most + 2), n).tolist()
+        self._looks.unaided = unaided = max(float(over(o.alone, o.seconds).max()) for o in options)
+        plain, looked = float(first.seconds[0]), any(a.offers for a in asks)
         if looked:
-            seconds = self._prices.rest(rows, n)
-        else:
-            seconds = np.full(self.most + 1, self._prices.plain(n))
-        whole = each.sum()
-        unaided = np.where(self._ks == 0, whole, 0.0)
-        options = [Option.alike(-1, whole + each @ (tokens - 1), seconds, unaided)]
-        for m, profile in enumerate(self.members):
-            if not profile.instant:
-                options.append(self._option(m, asks, each, tokens, rows))
-        self._unaided = max(float(_over(o.alone, o.seconds).max()) for o in options)
-        plain = float(seconds[0])
-        if looked:
-            seconds[0] += self._prices.compared(n)  # what is not taken is compared with the text
-        best, k = self._best(options, bool((tokens > 1).any()))
+            first.seconds[0] += self._prices.compared(n)  # with the text, what is not taken
+        best, k = self._best(options, bool((first.saved > each.sum()).any()))
         member, speed = best.member, float(best.speeds[k])
         gain = 0.0
         if looked and k:
-            slower = self._unaided * max(plain, 1e-9)
-            gain = max(0.0, float(best.saved[k] - self._unaided * best.seconds[k]) / slower)
+            slower = unaided * max(plain, 1e-9)
+            gain = max(0.0, float(best.saved[k] - unaided * best.seconds[k]) / slower)
         tried = self._try(asks, options, member, k, speed)
-        choice = Choice(member, *best.lengths(k), gain, *self._expected(asks, each, best, k))
+        expected = self._options.expected(asks, each, best, k)
+        choice = Choice(member, *best.lengths(k), gain, *expected)
         self._take(choice)
         if n > 1 or not self._opened:
             self._plan = ()
         elif k and member >= 0:
-            self._plan = self._look_ahead(asks[0], choice, plain)
+            self._plan = self._options.ahead(asks[0], choice, plain)
         if self._opened:
             self._vain = not k
         self._opened = False
         return choice, tried
-
-    def _look_ahead(self, ask: Ask, choice: Choice, plain: float) -> Sequence[Choice]:
-        """How far the drafter of a sequence that begins is expected to go when it is older."""
-        m, plan = choice.member, list[Choice]()
-        for age in range(self._estimates.age(ask.slot)):
-            outlook = self._estimates.ahead(ask.slot, m, _kind(ask), age)
-            option = self._single(m, ask, outlook, plain)
-            k = int(option.speeds.argmax())
-            lengths, saves = option.lengths(k), float(option.saved[k])
-            varies = plain * math.sqrt(outlook.variance(*lengths))
-            plan.append(Choice(m, *lengths, 0.0, saves, varies))
-        return [*plan, choice]
 
     def _like(self, slot: int, left: int) -> _Like:
         """What sequences are like one that begins."""
@@ -481,30 +377,6 @@ class Controller:
         self._take(plan[-1])
         return plan[-1]
 
-    def _single(self, m: int, ask: Ask, outlook: Outlook, plain: float) -> Option:
-        """A drafter with a model for a single sequence. What its draft costs is found out step by
-        step."""
-        prices = self._prices
-        lag = ask.lags.get(m, 0)
-        most = min(ask.budget, self.members[m].most) if lag is not None else 0
-        if not self._fixed:
-            most = min(most, self._reach(m, 1))
-        seconds = prices.draft(m, 1, hoped=True) + prices.rest(prices.rows(m), 1, m)
-        if lag:
-            rounds = np.clip(ask.left / outlook.tokens, 1, _HORIZON)
-            seconds = seconds + lag * prices.reading[m].value / rounds
-        if self._fixed:
-            saved = plain * outlook.tokens[np.minimum(self._ks, most)]
-            return Option.alike(m, saved, seconds, saved)
-        kept = self._chosen.lengths if self._chosen.member == m else (0, 0, 0)
-        policy = outlook.policy(seconds, most, kept, _KEEP)
-        saved = plain * policy.tokens
-        return Option(m, policy.passed, policy.long, saved, policy.seconds, saved, seconds)
-
-    def _reach(self, m: int, n: int) -> int:
-        """How far a drafter may go: at most twice as far as before."""
-        return max(2 * self._prices.longest(m, n), _K_FIRST // n, 1)
-
     def _take(self, choice: Choice) -> None:
         """This is the last choice from now on."""
         self._chosen, self._lost, self._more, self._since = choice, 0.0, 0.0, 0
@@ -517,58 +389,8 @@ class Controller:
             for b in probe.sequences:
                 wanted = self.most if self._fixed else probe.k
                 length = min(wanted, asks[b].budget, self.members[probe.member].most)
-                picks[b] = Pick(probe.member, length, _kind(asks[b]))
+                picks[b] = Pick(probe.member, length, kind_beside(asks[b]))
         return picks
-
-    def _expected(
-        self, asks: Sequence[Ask], each: Floats, best: Option, k: int
-    ) -> tuple[float, float]:
-        """The seconds of plain decoding that a round of this choice saves, and how much that
-        varies: their standard deviation."""
-        saves = float(best.saved[k])
-        if not k:
-            return saves, 0.0
-        if best.member >= 0:
-            outlooks = [self._estimates.outlook(a.slot, best.member, _kind(a)) for a in asks]
-            varies = [outlook.variance(*best.lengths(k)) for outlook in outlooks]
-        else:
-            varies = [variance(self._best_offer(a, k)[1], k) for a in asks]
-        each = each * np.sqrt(varies)
-        return saves, math.sqrt(each @ each)
-
-    def _assign(self, asks: Sequence[Ask], member: int, k: int) -> list[Pick | None]:
-        """Who drafts for each sequence: the model that was chosen, or who promises more without
-        one. Of a single sequence's both have been compared."""
-        if not k:
-            return [None] * len(asks)
-        picks: list[Pick | None] = []
-        for ask in asks:
-            pick, best = None, 1.0
-            if member >= 0 and ask.lags.get(member, 0) is not None:
-                pick = Pick(member, min(k, self.members[member].most), _kind(ask))
-                best = float(self._estimates.tokens(ask.slot, member, pick.kind)[pick.k])
-            offers = [i for i, counts in ask.offers.items() if len(counts) > 1]
-            if member < 0 and len(offers) == 1 and not self.members[offers[0]].whole:
-                pick = Pick(offers[0], k)
-            elif offers and (member < 0 or len(asks) > 1):
-                i, gains = self._best_offer(ask, k)
-                if gains[k] > best:
-                    pick = Pick(i, k)
-            picks.append(pick)
-        return picks
-
-    def _best_offer(self, ask: Ask, k: int) -> tuple[int, Floats]:
-        """Who promises most of K tokens without a model, if anybody does, and its tokens by K."""
-        found = [(i, self._of_offer(ask, i, counts)) for i, counts in ask.offers.items()]
-        return max(found, key=lambda offer: float(offer[1][k]), default=(-1, np.ones(k + 1)))
-
-    def _of_offer(self, ask: Ask, i: int, counts: Sequence[int]) -> Floats:
-        """Tokens by K of what a drafter without a model proposes."""
-        deepest = len(counts) - 1
-        depth = min(deepest, ask.budget)
-        gains = self._estimates.tokens(ask.slot, i, kind_of(deepest))
-        gains = gains[np.minimum(self._ks, depth)]
-        return np.where(self._ks < depth, 1.0, gains) if self.members[i].whole else gains
 
     def _rest(self, slots: Sequence[int]) -> None:
         """Until there is credit for a probe, or it is time for a look. If choosing takes long
@@ -580,76 +402,15 @@ class Controller:
             self._pause_for(slots, self._purse.rounds(plain))
             return
         rounds = self._probes.rest(self._round, plain)
-        due = [max(0, self._until_look(i) - 1) for i in self._instant]
+        due = self._looks.rest(self._round, self._paid)
         if self._asked < self.most:  # other sequences follow of whom more can be asked
             rounds = min(rounds, self._asked)
-        self._pause_for(slots, min([rounds, *due]))
+        self._pause_for(slots, rounds if due is None else min(rounds, due))
 
     def _pause_for(self, slots: Sequence[int], rounds: int) -> None:
         """Rest in so many rounds."""
         self._resting = self._round + rounds + 1
         self._resters = {slot: self._keys[slot] for slot in slots}
-
-    def _value(self, asks: Sequence[Ask], crowded: bool) -> Floats:
-        """What a token of each sequence is worth: `[B]` seconds of plain decoding.
-
-        Those that go on for longest keep the others company, who cost little more: the time to the
-        end is theirs. So a token of theirs is worth a round of a sequence alone. How long a
-        sequence goes on is not known, only how long it may, and if others wait for its place,
-        all are worth the same.
-        """
-        n = len(asks)
-        plain = self._prices.plain(n) or 1.0
-        if n == 1:
-            self._worths[asks[0].slot] = plain
-            return np.array([plain])
-        each = np.full(n, plain / n)
-        if not crowded:
-            left = np.array([float(a.left) for a in asks])
-            last = np.exp((left - left.max()) / max(_NEAR[0], _NEAR[1] * float(left.max())))
-            more = max(0.0, plain - self._prices.plain(1)) / (n - 1)
-            each = more + (plain - n * more) * last / last.sum()
-        self._worths.update((a.slot, float(w)) for a, w in zip(asks, each, strict=True))
-        return each
-
-    def _instants(self, asks: Sequence[Ask]) -> tuple[Floats, Floats]:
-        """Of drafters without a model, for every sequence and K: tokens; and rows."""
-        tokens, nodes = np.ones((len(asks), self.most + 1)), np.zeros(self.most + 1)
-        for b, ask in enumerate(asks):
-            for i, counts in ask.offers.items():
-                depth = min(len(counts) - 1, ask.budget)
-                if depth:
-                    tokens[b] = np.maximum(tokens[b], self._of_offer(ask, i, counts))
-                    nodes = np.maximum(nodes, np.asarray(counts)[np.minimum(self._ks, depth)])
-        return tokens, nodes + 1
-
-    def _option(
-        self, m: int, asks: Sequence[Ask], each: Floats, instants: Floats, rows: Floats
-    ) -> Option:
-        """A drafter with a model, beside those without one."""
-        n, prices = len(asks), self._prices
-        if n == 1:
-            (ask,) = asks
-            outlook = self._estimates.outlook(ask.slot, m, _kind(ask))
-            return self._single(m, ask, outlook, float(each[0]))
-        tokens = np.ones_like(instants)
-        late = 0
-        for b, ask in enumerate(asks):
-            lag = ask.lags.get(m, 0)
-            if ask.budget and lag is not None:
-                at = np.minimum(self._ks, min(ask.budget, self.members[m].most))
-                tokens[b] = self._estimates.tokens(ask.slot, m, _kind(ask))[at]
-                late += lag
-        if not self._fixed:
-            tokens[:, self._reach(m, n) + 1 :] = 1
-        alone = each @ tokens
-        tokens = np.maximum(tokens, instants)
-        rows = np.maximum(rows, prices.rows(m))
-        seconds = prices.draft(m, n, hoped=True) + prices.rest(rows, n, m)
-        if late:
-            rounds = np.clip(sum(a.left for a in asks) / tokens.sum(0), 1, _HORIZON)
-            seconds = seconds + late * prices.reading[m].value / rounds
-        return Option.alike(m, each @ tokens, seconds, alone)
 
     def _best(self, options: Sequence[Option], offered: bool) -> tuple[Option, int]:
         """The fastest, and its K; the last choice, if it is nearly as fast."""
@@ -662,7 +423,7 @@ class Controller:
         k = int(speeds[at].argmax())
         kept, length = self._chosen[:2]
         i = next(i for i, o in enumerate(options) if o.member == kept)
-        if speeds[i][length] >= _KEEP * speeds[at][k]:
+        if speeds[i][length] >= KEEP * speeds[at][k]:
             at, k = i, length
         needed = speeds[0][0] * (1.0 if length else _LEAVE_PLAIN)
         return (options[at], k) if k and speeds[at][k] >= needed else (options[0], 0)
@@ -678,14 +439,24 @@ class Controller:
             self._pause_for([a.slot for a in asks], LEAST_TIMED)
             self._timing, self._probes.now = True, None
             return True
-        found = []
+        found = self._candidates(asks, options, member, speed, plain)
+        return self._probes.choose(self._round, found, speed) is not None
+
+    def _candidates(
+        self,
+        asks: Sequence[Ask],
+        options: Sequence[Option],
+        member: int,
+        speed: float,
+        plain: float,
+    ) -> list[Candidate]:
+        """Those with a model, beside the chosen one, that could win were all tokens accepted."""
+        n, found = len(asks), []
+        most = (1 + np.minimum(np.arange(self.most + 1), self._asked)) * plain
         for option in options[1:]:
             m = option.member
-            if m == member:
+            if m == member or over(most, option.one).max() <= _LEAVE_PLAIN * speed:
                 continue
-            all_pass = _over((1 + np.minimum(self._ks, self._asked)) * plain, option.one)
-            if all_pass.max() <= _LEAVE_PLAIN * speed:
-                continue  # not even if all were accepted
             lags = [a.lags.get(m, 0) if a.budget else None for a in asks]
             if all(lag is None for lag in lags):
                 continue  # there is no sequence that it could draft for
@@ -697,21 +468,9 @@ class Controller:
             else:
                 every = float(option.seconds[1]) - plain / speed
                 one = every - float(self._prices.draft(m, n)[1] - self._prices.draft(m, 1)[1])
-            new = not self._fixed and any(self._estimates.new(m, _kind(a)) for a in asks)
+            new = not self._fixed and any(self._estimates.new(m, kind_beside(a)) for a in asks)
             found.append(Candidate(m, far, lags, one, every, reading, new))
-        return self._probes.choose(self._round, found, speed) is not None
-
-    def _count_looks(self, looked: set[int], gain: float) -> None:
-        """By how much looks at these have raised the best rate."""
-        for i in looked:
-            self._looked[i] += 1
-            if gain and gain * self._prices.plain(self._batch) >= self._prices.look(i):
-                self._let_down.pop(i, None)
-            elif i in self._early:
-                rounds = 2 * self._let_down.get(i, (0, 1))[1]
-                self._let_down[i] = self._round + rounds, rounds
-            slow = 4 if gain > self._worth[i] else _SETTLED  # what pays again is soon noticed
-            self._worth[i] += (gain - self._worth[i]) * max(1 / slow, 1 / self._looked[i])
+        return found
 
     # --- what came of it ----------------------------------------------------------
 
@@ -741,25 +500,9 @@ class Controller:
             if told.accepted == told.reached:
                 before = self._behind[told.slot][1] if state != FAILED else 0
                 self._passed[told.slot] = i, before + told.accepted + 1
-            if told.accepted == told.reached >= _PAUSE:  # a text that repeats itself, perhaps
-                self._eager.update(j for j in self._instant if self._hopeful(j))
-        elif self._hopeful(i) and self._pays(i, told.accepted):
-            self._eager.add(i)
-
-    def _hopeful(self, i: int) -> bool:
-        """Whether somebody may be eager to look: who looked in vain waits for two rounds, and then
-        for twice as many as before."""
-        return self._round >= self._let_down.get(i, (0, 0))[0]
-
-    def _pays(self, i: int, accepted: int) -> bool:
-        """Whether it seems to pay to look at a drafter again and to take what it proposes, rather
-        than to do without."""
-        n, right = self._batch, self._right
-        right[i] += (accepted - right[i]) / (2 * n)
-        if accepted < _PAUSE:
-            return False
-        seconds = self._prices.look(i) + self._passes[min(round(right[i]), self.most)]
-        return (right[i] + 1) * self._prices.plain(n) > self._unaided * seconds
+                self._looks.drafted(told.accepted, self._round)
+        else:
+            self._looks.judged(i, told.accepted, self._round)
 
     def spent(self, picks: Sequence[Pick | None], spent: Spent) -> None:
         """What a round took; told after everything else about it."""
@@ -770,9 +513,9 @@ class Controller:
         if len(self._news) > _NEWS:
             self._learn()
         if any(picks):
-            self._probed, self._tail = self._probes.now is not None, []
-        elif len(self._tail) < _BEHIND:
-            self._tail.append(spent.rest)
+            self._aftermath.drafted(self._probes.now is not None)
+        else:
+            self._aftermath.followed(spent.rest)
         if plain and not self._fixed:
             seconds = spent.seconds - spent.reading
             self._purse.read(spent.reading, plain)
@@ -833,16 +576,5 @@ class Controller:
         return Report(who, k, passed, long, n, plain, tuple(found), self._probes.count, share)
 
 
-def _over(saved: Floats, seconds: Floats) -> Floats:
-    found: Floats = saved / np.maximum(seconds, 1e-9)
-    return found
-
-
 def _shorter(pick: Pick, k: int) -> Pick | None:
     return pick if k == pick.k else Pick(pick.member, k, pick.kind) if k else None
-
-
-def _kind(ask: Ask) -> int:
-    """Of a draft by a model: where others propose much, it is right more often, too."""
-    longest = max((len(counts) - 1 for counts in ask.offers.values()), default=0)
-    return kind_of(longest)

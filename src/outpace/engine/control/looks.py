@@ -1,0 +1,136 @@
+"""Looks at drafters without a model: what they proposed is compared with the text that follows.
+
+That costs little, and tells all that there is to know. If it costs more than it brings, looks
+become rare. Where they were right, or a longer draft by a model has passed as a whole, they are
+looked at in the next round; whoever then looks in vain waits, each time for twice as many rounds,
+until another text begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from .plan import Profile
+from .prices import Prices
+
+_PAUSE = 4
+"""A drafter whose looks cost more than they bring is looked at once in so many rounds at most."""
+
+_REPEATS = 4
+"""Tokens that were right, from which on the text may be one that repeats itself."""
+
+_LOOKS = 0.005
+"""Of the time that such looks may take."""
+
+_SETTLED = 16
+"""Looks before that is judged."""
+
+
+class Looks:
+    """When to look, and what that was worth.
+
+    Args:
+        always: whether somebody is looked at in every round.
+
+    Attributes:
+        batch: sequences of the last choice.
+        eager: who was right when last judged, and is looked at in the next round.
+        unaided: the best rate without looks, times plain decoding's.
+        passes: seconds of the target's pass, by K.
+    """
+
+    def __init__(self, members: Sequence[Profile], prices: Prices, always: bool) -> None:
+        self._prices, self._always = prices, always
+        self._instant = [i for i, m in enumerate(members) if m.instant]
+        self._worth = [0.0] * len(members)  # of a look: by how much it raised the rate
+        self._looked = [0] * len(members)
+        self._last = [0] * len(members)  # rounds of the last looks
+        self._early: set[int] = set()  # those that are looked at in this round as they are eager
+        self._let_down: dict[int, tuple[int, int]] = {}  # until when nobody is eager, for how long
+        self._right = [0.0] * len(members)  # running means of tokens that were right
+        self.batch = 1
+        self.eager: set[int] = set()
+        self.unaided = 1.0
+        self.passes: Sequence[float] = [0.0]
+
+    # --- when ----------------------------------------------------------------------
+
+    def due(self, round_: int, paid: bool) -> set[int]:
+        """Who is worth looking at in this round.
+
+        Args:
+            paid: whether nobody drafts, and what drafting gained before pays for looks.
+        """
+        return self.eager | {i for i in self._instant if self._wait(i, round_, paid) <= 0}
+
+    def take(self, round_: int, paid: bool) -> list[int]:
+        """The same, now that they are looked at."""
+        eager, self.eager = self.eager, set()
+        due = {i for i in self._instant if self._wait(i, round_, paid) <= 0}
+        self._early = eager - due
+        for i in eager | due:
+            self._last[i] = round_
+        return sorted(eager | due)
+
+    def rest(self, round_: int, paid: bool) -> int | None:
+        """Rounds before it is time for one; None where there never is."""
+        waits = [max(0, self._wait(i, round_, paid) - 1) for i in self._instant]
+        return min(waits, default=None)
+
+    def _wait(self, i: int, round_: int, paid: bool) -> int:
+        """Rounds until it is looked at, even if nobody is eager to."""
+        return self._last[i] + self._pause(i, paid) - round_
+
+    def _pause(self, i: int, paid: bool) -> int:
+        """In how many rounds it is looked at once."""
+        if self._always or self._looked[i] < _SETTLED:
+            return 1
+        plain = self._prices.plain(self.batch)
+        look = self._prices.look(i) + self._prices.compared(self.batch)
+        if self._worth[i] * plain > look:
+            return 1
+        rare = max(_PAUSE, int(self._prices.look(i, late=True) / (_LOOKS * plain)))
+        return min(rare, 2 * _PAUSE) if paid else rare  # instead of plain decoding it is worth more
+
+    # --- what came of it -----------------------------------------------------------
+
+    def new_text(self) -> None:
+        """Another one begins."""
+        self._let_down.clear()
+
+    def count(self, looked: Collection[int], gain: float, round_: int) -> None:
+        """By how much looks at these have raised the best rate."""
+        for i in looked:
+            self._looked[i] += 1
+            if gain and gain * self._prices.plain(self.batch) >= self._prices.look(i):
+                self._let_down.pop(i, None)
+            elif i in self._early:
+                rounds = 2 * self._let_down.get(i, (0, 1))[1]
+                self._let_down[i] = round_ + rounds, rounds
+            slow = 4 if gain > self._worth[i] else _SETTLED  # what pays again is soon noticed
+            self._worth[i] += (gain - self._worth[i]) * max(1 / slow, 1 / self._looked[i])
+
+    def drafted(self, passed: int, round_: int) -> None:
+        """All of a draft by a model has passed, so many tokens."""
+        if passed >= _REPEATS:
+            self.eager.update(i for i in self._instant if self._hopeful(i, round_))
+
+    def judged(self, i: int, accepted: int, round_: int) -> None:
+        """So many tokens that one has proposed were right."""
+        if self._hopeful(i, round_) and self._pays(i, accepted):
+            self.eager.add(i)
+
+    def _hopeful(self, i: int, round_: int) -> bool:
+        """Whether somebody may be eager to look: who looked in vain waits for two rounds, and then
+        for twice as many as before."""
+        return round_ >= self._let_down.get(i, (0, 0))[0]
+
+    def _pays(self, i: int, accepted: int) -> bool:
+        """Whether it seems to pay to look at a drafter again and to take what it proposes, rather
+        than to do without."""
+        n, right = self.batch, self._right
+        right[i] += (accepted - right[i]) / (2 * n)
+        if accepted < _REPEATS:
+            return False
+        seconds = self._prices.look(i) + self.passes[min(round(right[i]), len(self.passes) - 1)]
+        return (right[i] + 1) * self._prices.plain(n) > self.unaided * seconds
