@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from outpace import SamplingParams
 from outpace.audit import GeneratorSystem, audit, scorers
 from outpace.audit.exact import audit_rounds, choices_of
 from outpace.drafters import CascadeDrafter, ModelDrafter, NgramDrafter
+from outpace.engine import clock
 from outpace.engine.control import Controller, Pick
 from outpace.generator import Generator
 from outpace.models import MarkovModel
@@ -212,6 +214,30 @@ def test_samples_are_those_of_requests_without_a_seed():
 
 
 LONGER = replace(PARAMS, max_new_tokens=6)
+
+
+class Ticks:
+    """A clock that goes on whenever it is looked at, by chance."""
+
+    def __init__(self) -> None:
+        self._rng, self._now = random.Random(0), 0.0
+
+    def perf_counter(self) -> float:
+        self._now += self._rng.gammavariate(4.0, 0.25)
+        return self._now
+
+
+def test_samples_have_the_law_where_the_controller_chooses(monkeypatch):
+    """The controller itself, and a rule that is not exact."""
+    for rule, sound in ((TokenVerifier(), True), (Follows(), False)):
+        monkeypatch.setattr(clock, "time", Ticks())
+        made = Generator(MARKOV, ModelDrafter(NEAR), verifier=rule, max_batch=4)
+        engine = made.engine
+        control = Controller(engine.controller.members, clock=lambda: 0.0)
+        engine.controller = engine._drafting.controller = control
+        system = GeneratorSystem(made, seeded=False)
+        assert audit(system, [PROMPT], LONGER, modes=["sampled"], samples=2000).sound == sound
+        assert min(engine.stats.lengths) > 0
 
 
 class ByTurns(Controller):

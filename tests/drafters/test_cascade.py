@@ -95,10 +95,12 @@ def by_chance(engine, seed):
     return engine
 
 
-def test_each_drafts_as_far_as_its_own_k_goes():
-    """And no further than was asked for."""
-    for k, longest in ((None, {2, 4}), (3, {2, 3}), (1, {1})):
+def test_where_no_k_is_asked_for_each_has_its_own():
+    """Else all draft as far as was asked for."""
+    for k, longest in ((None, {2, 4}), (3, {3}), (1, {1}), (6, {6})):
         members = [Fake("short", True, 2, instant=False), Fake("long", True, 4, instant=False)]
+        for member in members:
+            member.most = 8
         engine = by_chance(Engine(CYCLE, CascadeDrafter(members), k, max_batch=1), 0)
         run(engine, [0], max_new_tokens=90)
         asked = [max(b for (b,) in m.asked) for m in members]
@@ -294,6 +296,9 @@ def test_what_draws_is_not_looked_at_before_it_is_taken():
     for kind in (Cascade, CascadeDrafter):
         with pytest.raises(outpace.IncompatibleError, match="say that it is not instant"):
             kind([NgramDrafter(), Hasty(NEAR)])
+    with pytest.raises(outpace.IncompatibleError, match="say that it is not instant"):
+        Engine(TARGET, Hasty(NEAR))
+    Engine(TARGET, Hasty(NEAR), 3)
 
 
 def test_a_model_that_sat_out_reads_what_it_missed_without_scores(monkeypatch):

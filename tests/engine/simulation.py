@@ -31,6 +31,7 @@ class Machine:
         cold: the first time that something runs it takes so many times as long.
         behind: the first rounds behind a prompt take so many times as long, whoever drafts.
         after: plain rounds that follow on one that drafted take so many times as long.
+        begun: the share of the target's pass that has run when a model has drafted.
     """
 
     target: Callable[[int], float]
@@ -44,6 +45,7 @@ class Machine:
     cold: float = 1.0
     behind: Sequence[float] = ()
     after: Sequence[float] = ()
+    begun: float = 0.0
 
 
 @dataclass
@@ -211,6 +213,7 @@ class World:
                         controller.told(Told(b, i, kind, right + (right < most), right))
                         waiting[b].remove(item)
             rest = m.target(rows * self.batch) * (1.0 if any(picks) else self.after)
+            rest *= 1 - m.begun if drafting else 1
             self._quiet = 0 if any(picks) else self._quiet + 1
             spent = Spent(
                 {i: self.measured(x) for i, x in looks.items()},
@@ -236,7 +239,7 @@ def pace_of(world: World, member: int, k: int, first: int, last: int) -> float:
     emitted = np.mean([world.expected(0, member, at, k) for at in range(first, last, 8)])
     step = 1 + m.per * (world.batch - 1)
     seconds = m.look[member] if profile.instant else m.begin[member] + k * m.draft[member] * step
-    seconds += m.target((k + 1) * world.batch)
+    seconds += m.target((k + 1) * world.batch) * (1 if profile.instant else 1 - m.begun)
     return seconds / (world.batch * float(emitted))
 
 

@@ -31,7 +31,7 @@ from outpace.engine.control import (
     options,
     probes,
 )
-from outpace.engine.control.estimates import Estimates
+from outpace.engine.control.estimates import AGES, Estimates
 from outpace.engine.control.held import PLAIN, Choice, Held
 from outpace.engine.control.looks import Looks
 from outpace.engine.control.prices import Prices
@@ -71,6 +71,7 @@ def generate(world: World, control: Controller, tokens: int = 600, requests: int
     return run
 
 
+PAIR_OF_LOOKS = Machine(target, [0.0], look=[0.05])
 CHEAP = Machine(target, [1.0], reading=[0.02])
 PAIR = Machine(target, [1.0, 0.0], look=[0.0, 0.05], reading=[0.02, 0.0])
 
@@ -304,6 +305,24 @@ def test_of_two_that_are_equal_it_stays_with_one(monkeypatch):
     monkeypatch.setattr(controller, "KEEP", 1.0)
     monkeypatch.setattr(options, "KEEP", 1.0)
     assert changes() > 1.5 * kept
+
+
+def test_who_has_begun_the_pass_is_held_against_plain_decoding_of_all_of_it(monkeypatch):
+    """Layers that draft are not run again. K = 0 of such a drafter is a whole pass, too."""
+    machine = Machine(lambda rows: 10 + 0.1 * rows, [4.0], reading=[0.0], begin=[0.0], begun=0.4)
+    early = Profile("early exit", False, 8, 0.5, begun=True)
+    assert against_the_best(1, machine, early, steady(0.5)) < 1.05
+    rest = Prices.rest
+
+    def less(self, rows, batch, member=-1):
+        """As if that, too, had been begun."""
+        found = rest(self, rows, batch, member)
+        if member >= 0:
+            found[rows <= 1] *= 1 - machine.begun
+        return found
+
+    monkeypatch.setattr(Prices, "rest", less)
+    assert against_the_best(1, machine, early, steady(0.5)) > 1.2
 
 
 # --- what changes -----------------------------------------------------------------------------
@@ -717,6 +736,35 @@ def test_at_an_age_it_goes_as_far_as_was_planned_at_the_beginning():
             assert went == [plan[2]] * 3 + [plan[1]] * 28 + [plan[0]] * 9
 
 
+def test_a_plan_is_of_its_sequence_and_of_every_age():
+    """That of one that is first thought about when it is older is not for those that begin."""
+    control = still()
+    generate(World(CHEAP, [MODEL], [steady(0.9)]), control, 200, 3)
+    for older in (True, False):
+        control._plans.clear()
+        control.open(0, 0.0)
+        assert control._plan == ()
+        if older:
+            control.emitted(0, 40)
+        assert control.again([0], [16], 200) is None
+        assert control.choose([Ask(0, 16, 200)])[0].k
+        assert [len(plan) for _, plan in control._plans.values()] == ([] if older else [AGES])
+        control.close(0)
+
+
+def test_where_look_ups_find_nothing_it_is_plain_decoding_that_is_chosen():
+    """Not as far as they were taken the last time."""
+    control = still(members=BOTH[1:])
+    world = World(PAIR_OF_LOOKS, [LOOK], [steady(0.95)])
+    generate(world, control, 200)
+    control.open(0, 0.0)
+    for offered in (True, False):
+        assert control.again([0], [16], 200) is None
+        offers = {0: range(17) if offered else (0,)}
+        (pick,) = control.choose([Ask(0, 16, 200, offers)])
+        assert (pick is not None) == (control._chosen.k > 0) == offered
+
+
 def openings(prompts: list[int], forget: bool) -> list[int]:
     """Thoughts for each of sequences that begin with so long prompts."""
     control, thoughts = thinking(5.0)
@@ -954,6 +1002,28 @@ def test_who_shall_not_be_drafted_for_is_not(make, k):
         assert {e.provenance for e in r.events} == {"plain"}
     assert all(r.stats.proposed for r in others)
     assert sum(r.stats.accepted for r in others)
+
+
+@pytest.mark.parametrize("k", ["auto", 3])
+def test_requests_that_shall_not_be_drafted_for_leave_drafter_and_controller_alone(k):
+    class Untouched(Controller):
+        """Fails where it is asked or told anything, but that sequences begin and end."""
+
+        def rests(self, batch, waiting):
+            raise AssertionError("asked")
+
+        sits_out = again = choose = emitted = spent = rested = rests
+
+    drafter, calls = counting(ModelDrafter(NEAR))
+    engine = Engine(MARKOV, drafter, k)
+    if k == "auto":
+        taken_over(engine, Untouched(engine.controller.members))
+    assert run(engine, requests(0.0, 3, speculate=False)) == run(Engine(MARKOV), requests(0.0, 3))
+    assert calls["draft"] == calls["observe"] == 0
+    assert engine.stats.rounds
+    if k == "auto":
+        with pytest.raises(AssertionError, match="asked"):
+            run(engine, requests(0.0, 1))
 
 
 class Erratic(Controller):

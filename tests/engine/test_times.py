@@ -249,6 +249,7 @@ def test_a_round_that_the_draft_has_begun_has_a_rest_of_its_own():
     assert prices.rest(sizes(4), 1, 1) == near(6)
     assert prices.rest(sizes(4), 1, 0) == near(11)
     assert prices.plain(1) == pytest.approx(10.0)
+    assert prices.rest(sizes(1), 1, 1) == pytest.approx(10.0)  # it has begun nothing
 
 
 def test_rows_of_trees_are_learned():

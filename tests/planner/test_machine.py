@@ -11,7 +11,7 @@ from outpace.drafters import ModelDrafter, NgramDrafter
 from outpace.engine import Engine
 from outpace.models import MarkovModel
 from outpace.models.loading import memory_of
-from outpace.planner import Added, measure_drafting, measure_machine
+from outpace.planner import Added, machine, measure_drafting, measure_machine
 from outpace.planner.machine import cache_bytes, eased, spread_of
 from outpace.planner.rounds import FillerDrafter, faster_half, read_seconds, time_rounds
 
@@ -100,6 +100,15 @@ def test_what_else_runs_is_left_out():
     assert spread_of([1.0]) == 0
     assert spread_of([1.0, 1.0, 1.0, 50.0]) > 1
     assert spread_of([2.0] * 5) == 0
+
+
+def test_sequences_that_have_no_room_are_refused(monkeypatch):
+    """At 8 bytes per position, of which 256 are there."""
+    monkeypatch.setattr(machine, "memory_of", lambda device: (10**6, 8 * 256 * 3))
+    how = {"batches": (), "rows": (1, 2), "max_len": 256} | QUICK
+    assert measure_machine(TARGET, [1], asked=(3,), **how).batches == (3,)
+    with pytest.raises(OptionError, match=r"4 sequences need .* plan for fewer"):
+        measure_machine(TARGET, [1], asked=(4,), **how)
 
 
 def test_memory_is_told():

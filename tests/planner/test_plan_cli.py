@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from made_up import machine, survey
@@ -76,11 +77,16 @@ def test_commands_are_what_was_found():
     one, many, hot, _ = found.advices
     start = "outpace generate -f PROMPT --model some/model --drafter"
     assert command(asked(), one) == f"{start} my/draft -k {one.best.k}"
-    assert command(asked(), many) == f"{start} none"
+    assert command(asked(), many) == "outpace.load('some/model', drafter=None, max_batch=16)"
     options = {"--dtype": "bfloat16", "--quantize": "int8", "--device": None, "--no-compile": ""}
     assert command(asked(**options), hot) == (
         f"{start} my/draft -k {hot.best.k} --verifier token -t 0.8 --dtype bfloat16 "
         "--quantize int8 --no-compile"
+    )
+    said = command(asked(**options), replace(hot, batch=4))
+    assert said == (
+        f"outpace.load('some/model', drafter='my/draft', k={hot.best.k}, verifier='token', "
+        "dtype='bfloat16', quantize='int8', compile=False, max_batch=4)"
     )
 
 
@@ -104,6 +110,7 @@ def test_a_plan_that_is_not_to_speculate_says_so(capsys):
         (["--drafter", "auto"], "name one ('outpace drafters MODEL' lists them), or leave it out"),
         (["--drafter", "early-exit:99"], "leaves nothing to verify"),
         (["--prompts", "0"], "at least 1"),
+        (["--prompts", "99"], "give more of your own (--prompt-file)"),
         (["--prompt-file", "/no/such/file"], "cannot read the prompt"),
         (["--max-new-tokens", "2"], "say nothing"),
         (["--max-new-tokens", "600"], "positions"),

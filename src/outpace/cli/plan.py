@@ -54,7 +54,7 @@ def plan(
         bool, typer.Option("--trees/--no-trees", help="Whether to try trees of draft models, too.")
     ] = True,
     seconds: Annotated[
-        float, typer.Option("--seconds", help="For timing passes with many rows and sequences.")
+        float, typer.Option("--seconds", help="For timing passes, and again for each drafter.")
     ] = 30.0,
     picture: Annotated[
         Path | None,
@@ -101,6 +101,11 @@ def _texts(path: str | None, count: int) -> list[str]:
         return common.prompts_of(path, count)
     if count < 1:
         raise OptionError("--prompts must be at least 1")
+    if count > len(PROMPTS):
+        raise OptionError(
+            f"there are {len(PROMPTS)} built-in prompts, not {count}: give more of your own "
+            "(--prompt-file)"
+        )
     return list(PROMPTS[:count])
 
 

@@ -61,6 +61,8 @@ def print_plan(plan: Plan, asked: Asked, no_color: bool) -> None:
 def _print_machine(machine: Machine, asked: Asked, console: Console) -> None:
     from rich.table import Table
 
+    from ..planner.machine import BATCHES
+
     said = [f"{asked.model} on {machine.device} in {machine.dtype}"]
     if machine.device == "cpu":
         said.append(f"{machine.threads} thread{'s' * (machine.threads > 1)}")
@@ -80,6 +82,8 @@ def _print_machine(machine: Machine, asked: Asked, console: Console) -> None:
         times = [f"{1e3 * machine.passes(rows, batch):.2f}" for batch in machine.batches]
         table.add_row(str(rows), *times)
     console.print(table)
+    if missing := ", ".join(str(b) for b in BATCHES if b > max(machine.batches)):
+        console.print(f"Not timed for want of time (--seconds) or memory: {missing} sequences.")
     console.print(f"Times vary by {machine.spread:.0%}" + _quiet(machine.spread))
 
 
@@ -155,7 +159,9 @@ def _promised(best: Option | None) -> str:
 
 
 def command(asked: Asked, advice: Advice) -> str:
-    """What to type for a recommendation."""
+    """What to type for a recommendation: on the command line, or in Python for several at once."""
+    if advice.batch > 1:
+        return _call(asked, advice)
     words = ["outpace", "generate", "-f", "PROMPT", "--model", asked.model]
     best = advice.best
     words += ["--drafter", "none" if best is None else best.drafter]
@@ -168,3 +174,20 @@ def command(asked: Asked, advice: Advice) -> str:
     for option, value in asked.options.items():
         words += [] if value is None else [option, value] if value else [option]
     return shlex.join(words)
+
+
+def _call(asked: Asked, advice: Advice) -> str:
+    """The same in Python."""
+    best = advice.best
+    given: dict[str, Any] = {"drafter": None if best is None else best.drafter}
+    if best is not None:
+        given |= {"tree": best.tree} if best.tree else {"k": best.k}
+        if best.temperature:
+            given["verifier"] = best.rule
+    for option, value in asked.options.items():
+        name = option.removeprefix("--").removeprefix("no-")
+        if value is not None:
+            given[name] = value or not option.startswith("--no-")
+    given["max_batch"] = advice.batch
+    said = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    return f"outpace.load({asked.model!r}, {said})"

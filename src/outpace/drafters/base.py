@@ -20,7 +20,7 @@ from ..types import Draft, Independent, Law, PointMass, Rows, Shape, Tree
 
 if TYPE_CHECKING:
     from ..models.loading import Progress
-    from .blueprint import Setting
+    from .blueprint import Blueprint, Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,19 @@ class Commit:
     features: tuple[Tensor, ...] = ()
     block: Sequence[int] = ()
     top: Tensor | None = None
+
+
+def check_looked_at(drafter: Blueprint) -> None:
+    """Whether what it proposes may be looked at before it is taken, if it runs no model.
+
+    Raises:
+        IncompatibleError: it draws. Tokens that were drawn and are dropped move the law.
+    """
+    if drafter.instant and Rows in drafter.laws:
+        raise IncompatibleError(
+            f"{drafter.name!r} draws tokens, and what runs no model is looked at before it is "
+            "taken: say that it is not instant"
+        )
 
 
 class Drafter:

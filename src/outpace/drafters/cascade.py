@@ -18,12 +18,12 @@ from ..models.cache import SlotCache
 from ..models.loading import Progress
 from ..trees import Builder
 from ..types import Independent, Law, Rows, Shape
-from .base import Drafter
+from .base import Drafter, check_looked_at
 from .blueprint import Blueprint, Setting
 
 
 class CascadeDrafter(Drafter):
-    """Several drafters. Each drafts up to its own K where one is asked for that is more.
+    """Several drafters. Where no K is asked for, each has its own.
 
     Args:
         members: drafters; of equally good ones the first is taken.
@@ -70,12 +70,8 @@ def _together(
     """Name, laws, shapes, K and rule of all."""
     if len(members) < 2:
         raise OptionError("a cascade needs two drafters at least: write A+B")
-    drawn = [m.name for m in members if m.instant and Rows in m.laws]
-    if drawn:
-        raise IncompatibleError(
-            f"{drawn[0]!r} draws tokens, and a cascade would look at them before it takes them: "
-            "say that it is not instant"
-        )
+    for member in members:
+        check_looked_at(member)
     laws = dict.fromkeys(law for m in members for law in m.laws)
     if Independent in laws:  # beside another's siblings they are but rows: see `together`
         laws[Rows] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..drafters import Blueprint, Drafter
+from ..drafters.base import check_looked_at
 from ..errors import ContextLengthError, IncompatibleError, OptionError
 from ..types import Draft, Independent, Rows, SamplingParams, Shape, check_whole_number
 from ..verifiers import Verifier, make_verifier
@@ -24,13 +25,17 @@ def choose_k(k: int | str | None, drafter: Drafter | None) -> tuple[int, bool]:
 
     Raises:
         OptionError: there is no such K.
+        IncompatibleError: the drafter cannot be chosen in every round anew.
     """
     k = check_k(k)
     if drafter is None:
         return 0, False
     if k is None:
         return drafter.k, False
-    return (k, False) if isinstance(k, int) else (drafter.most, True)
+    if isinstance(k, int):
+        return k, False
+    check_looked_at(drafter)
+    return drafter.most, True
 
 
 def check_k(k: int | str | None) -> int | str | None:

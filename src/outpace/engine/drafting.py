@@ -74,6 +74,7 @@ class Drafting:
         self._comparing = 0  # proposals that the text has not judged yet
         self.rests = False
         """Whether in this round nobody drafts, nor is told anything but what it took."""
+        self._counts = True  # that, for the controller
 
     # --- sequences ---------------------------------------------------------------
 
@@ -102,9 +103,16 @@ class Drafting:
         """Begin a round; whether nobody drafts in it, nor is told anything but what it took."""
         c = self.controller
         self.rests = c is not None and c.rests(batch, self._comparing > 0)
+        self._counts = True
         if self.rests and self._drafted:
             self._drafted.clear()
         return self.rests
+
+    def stand_by(self) -> None:
+        """Begin a round of requests none of which is to be drafted for: the controller has no part
+        in it either."""
+        self.rests, self._counts = True, False
+        self._drafted.clear()
 
     def sit_out(self, batch: int) -> None:
         """Nobody drafts in this round."""
@@ -344,8 +352,9 @@ class Drafting:
 
     def rested(self, seconds: float) -> None:
         """What a round took in which it rests."""
-        assert self.controller is not None
-        self.controller.rested(seconds)
+        if self._counts:
+            assert self.controller is not None
+            self.controller.rested(seconds)
 
     def spent(self, laps: Mapping[str, float], whole: float, rows: int) -> tuple[float, float]:
         """What the round took, in seconds; of it reading and choosing, which are no drafting."""
@@ -373,11 +382,12 @@ def members_of(drafter: Drafter) -> list[Drafter]:
     return [part for member in drafter.members for part in members_of(member)]
 
 
-def controller_of(drafter: Drafter, fixed: int | None) -> Controller | None:
+def controller_of(drafter: Drafter, fixed: int | None, own: bool = False) -> Controller | None:
     """What chooses; None where there is nothing to choose.
 
     Args:
         fixed: the K of every round, if it is.
+        own: whether each member has its own, up to this.
     """
     members = members_of(drafter)
     if fixed is not None and len(members) == 1:
@@ -386,7 +396,7 @@ def controller_of(drafter: Drafter, fixed: int | None) -> Controller | None:
         Profile(
             m.name,
             m.instant,
-            m.most if fixed is None else min(m.k, fixed),
+            m.most if fixed is None else min(m.k if own else m.most, fixed),
             m.cost,
             m.begun > 0,
             m.whole,

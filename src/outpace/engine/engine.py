@@ -111,7 +111,9 @@ class Engine:
             self.drafter.take()
             self.drafter.start(target, self._cache)
             self.k, self.auto = choose_k(k, self.drafter)  # its own may follow from the target
-            self.controller = controller_of(self.drafter, None if self.auto else self.k)
+            self.controller = controller_of(
+                self.drafter, None if self.auto else self.k, own=k is None
+            )
             self._drafting = Drafting(self.drafter, self.controller)
             varies = self.controller is not None or self.drafter.remembers
             if varies and self.verifier.lossless and not self.verifier.invariant:
@@ -230,7 +232,7 @@ class Engine:
     def draft(self, running: list[Request], clock: Clock | None = None) -> Draft:
         """What the drafter proposes for them."""
         alone, self._undecided = self._undecided, False
-        if self._drafting is None or self._drafting.rest(len(running)):
+        if self._drafting is None or self._rest(running):
             return nothing(len(running), self._law_device)
         budgets = [0 if alone else r.budget(self.k) for r in running]
         if not any(budgets):
@@ -251,6 +253,14 @@ class Engine:
         if draft.tokens.device != self._law_device:
             draft = replace(draft, tokens=draft.tokens.to(self._law_device))
         return draft
+
+    def _rest(self, running: list[Request]) -> bool:
+        """Whether no drafter has a part in this round."""
+        assert self._drafting is not None
+        if any(r.params.speculate for r in running):
+            return self._drafting.rest(len(running))
+        self._drafting.stand_by()
+        return True
 
     def repeats(self, request: Request) -> bool:
         """Whether its seed gives its text again."""
@@ -470,7 +480,8 @@ class Engine:
         try:
             self.k, self.auto = k, False
             self.verifier, self._steady = verifier or self.verifier, None
-            self.drafter = drafter or self.drafter
+            self.drafter = (drafter or self.drafter) if k else None
+            self.controller = self._drafting = None
             if self.drafter is not None:
                 self.controller = controller_of(self.drafter, k)
                 self._drafting = Drafting(self.drafter, self.controller)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..engine import Engine
+from ..errors import OptionError
 from ..models.base import LanguageModel
 from ..models.loading import Progress, memory_of
 from ..models.tokenizer import Tokenizer
@@ -134,7 +135,7 @@ def measure_machine(
         seconds: for all of it, roughly.
 
     Raises:
-        OptionError: no draft fits the context.
+        OptionError: no draft fits the context, or memory has no room for so many sequences.
     """
     began = time.perf_counter()
     max_len = min(max_len or target.context_length, target.context_length)
@@ -146,9 +147,11 @@ def measure_machine(
     grid, spent = _Grid(heats, how | {"tokenizer": tokenizer}), (1, 0.0)
     for number, batch in enumerate(order):
         progress("timing passes", number, len(order))
-        if batch not in asked:
+        memory = batch * min(max_len, _FAR) * per_token
+        if batch in asked:
+            _check_memory(batch, memory, free)
+        else:
             expected = _GROWTH / 2 * spent[1] * batch / spent[0]
-            memory = batch * min(max_len, _FAR) * per_token
             late = time.perf_counter() - began + expected > seconds
             if late or (free is not None and memory > _MEMORY_SHARE * free):
                 break
@@ -170,6 +173,19 @@ def measure_machine(
         dtype=str(target.dtype).removeprefix("torch."),
         threads=torch.get_num_threads(),
     )
+
+
+def _check_memory(batch: int, needed: float, free: int | None) -> None:
+    """Whether there is room for the keys and values of so many sequences.
+
+    Raises:
+        OptionError: there is not.
+    """
+    if free is not None and needed > free:
+        raise OptionError(
+            f"{batch} sequences need {needed / 1e9:.1f} GB for keys and values, and "
+            f"{free / 1e9:.1f} GB are free: plan for fewer at once"
+        )
 
 
 class _Grid:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .aftermath import Aftermath
-from .estimates import Estimates, Key
+from .estimates import AGES, Estimates, Key
 from .held import PLAIN, Choice, Held
 from .looks import Looks
 from .options import KEEP, Option, Options, kind_beside, over
@@ -136,7 +136,7 @@ class Controller:
             self._resting = 0
         elif not (self._purse.empty or self._vain):  # much of what was known then still is
             self._resting = min(self._resting, self._round + _AFRESH)
-        self._keys[slot], self._prompts[slot], self._opened = key, prompt, True
+        self._keys[slot], self._prompts[slot], self._opened, self._plan = key, prompt, True, ()
         self._worths[slot] = self._prices.plain(1)
         self._passed.pop(slot, None)
         self._estimates.open(slot, key)
@@ -186,6 +186,9 @@ class Controller:
         rounds, n, seconds = len(self._rested), len(self._resters), sum(self._rested)
         for slot in self._resters:
             self._estimates.emitted(slot, rounds)
+        if not (self._prices.plain_rounds() or settled(self._rested)):
+            self._rested = []  # too few behind a prompt to tell what one takes
+            return
         timing = self._timing or not self._prices.plain_rounds()
         self._prices.rested(n, self._rested, timing)
         self._probes.timed(self._round, n)
@@ -239,6 +242,7 @@ class Controller:
     def _begin(self) -> None:
         """A round begins."""
         self._round += 1
+        self._earned = 0.0
         self._behind, self._passed = self._passed, {}
 
     def _varied(self, slots: Sequence[int], choice: Choice) -> int:
@@ -262,8 +266,8 @@ class Controller:
         return LASTING if tokens >= LONG else PASSED
 
     def sits_out(self) -> None:
-        """Begin a round in which nobody may draft."""
-        self._now, self._behind, self._passed = PLAIN, {}, {}
+        """A round in which nobody may draft: none of those that are counted."""
+        self._now, self._earned, self._behind, self._passed = PLAIN, 0.0, {}, {}
         if self._probes.now is not None:
             self._learn()
             self._probes.now = None
@@ -299,7 +303,7 @@ class Controller:
             self._learn()
             choice, tried = self._choose(asks, crowded)
             self._held.keep(question, choice, began)
-            if self._plan and opened:
+            if opened and len(self._plan) == AGES:  # it was at its very beginning
                 self._plans[self._like(asks[0].slot, asks[0].left)] = self._held.until, self._plan
         else:
             tried = False
@@ -354,10 +358,8 @@ class Controller:
         expected = self._options.expected(asks, each, best, k)
         choice = Choice(member, *best.lengths(k), gain, *expected)
         self._take(choice)
-        if n > 1 or not self._opened:
-            self._plan = ()
-        elif k and member >= 0:
-            self._plan = self._options.ahead(asks[0], choice, plain)
+        planned = n == 1 and self._opened and k and member >= 0
+        self._plan = self._options.ahead(asks[0], choice, plain) if planned else ()
         if self._opened:
             self._vain = not k
         self._opened = False
@@ -393,8 +395,7 @@ class Controller:
         return picks
 
     def _rest(self, slots: Sequence[int]) -> None:
-        """Until there is credit for a probe, or it is time for a look. If choosing takes long
-        beside a round, some rounds more."""
+        """Until there is credit for a probe, or it is time for a look."""
         if self._fixed:
             return
         plain = self._prices.plain(len(slots))
@@ -507,7 +508,7 @@ class Controller:
     def spent(self, picks: Sequence[Pick | None], spent: Spent) -> None:
         """What a round took; told after everything else about it."""
         plain = self._prices.plain(len(picks))
-        saved, self._earned = self._earned if any(picks) else plain, 0.0
+        saved = self._earned if any(picks) else plain
         self._news.append((picks, spent, saved))
         self._held.passed(spent.seconds)
         if len(self._news) > _NEWS:

@@ -38,6 +38,9 @@ _AGES = 32, 4
 """Tokens that are a sequence's beginning, and its very beginning. Later texts repeat themselves
 more, and what answers a prompt is the hardest to draft."""
 
+AGES = len(_AGES) + 1
+"""How many there are."""
+
 _CHANGED = math.log(1e-3)
 """A streak of rounds that accept nothing, or all, that is less likely by what was believed shows
 that the text is another one now: what it showed before is forgotten."""

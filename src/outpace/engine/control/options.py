@@ -115,7 +115,10 @@ class Options:
         else:
             seconds = np.full(self._most + 1, self._prices.plain(n))
         unaided = np.where(self._ks == 0, whole, 0.0)
-        found = [Option.alike(-1, whole + each @ (tokens - 1), seconds, unaided)]
+        saved = whole + each @ (tokens - 1)
+        if not self._fixed:
+            saved[1:][rows[1:] <= 1] = 0.0  # nothing is offered that could be taken
+        found = [Option.alike(-1, saved, seconds, unaided)]
         for m, profile in enumerate(self._members):
             if profile.instant:
                 continue
@@ -187,7 +190,7 @@ class Options:
 
     def ahead(self, ask: Ask, choice: Choice, plain: float) -> Sequence[Choice]:
         """How far the drafter of a sequence that begins is expected to go when it is older: by
-        age, its own last."""
+        age (`Estimates.age`), up to its own."""
         m, plan = choice.member, list[Choice]()
         for age in range(self._estimates.age(ask.slot)):
             outlook = self._estimates.ahead(ask.slot, m, kind_beside(ask), age)

@@ -100,12 +100,12 @@ class Prices:
     def rest(self, rows: Floats, batch: int, member: int = -1) -> Floats:
         """Of the target's pass over so many rows and all else, less where it is uncertain, but no
         less than plain decoding takes, unless the draft has begun the pass."""
-        begun = self._begun.get(member)
+        begun, plain = self._begun.get(member), self.plain(batch)
         if begun is not None and begun.measured:
-            return begun.at(rows, batch, HOPE)
-        plain = self.plain(batch)
-        found = np.maximum(self._rest.at(rows, batch, HOPE), plain)
-        found[rows <= 1] = plain
+            found = begun.at(rows, batch, HOPE)
+        else:
+            found = np.maximum(self._rest.at(rows, batch, HOPE), plain)
+        found[rows <= 1] = plain  # nobody drafts
         return found
 
     def rows(self, member: int) -> Floats:
