@@ -52,7 +52,10 @@ from outpace.generator import Generator
 from outpace.models.loading import load_model
 from pairs import pair_folders
 
-GRID = ("DRAFT", "ngram", "suffix", "recycling", "int4", "suffix+DRAFT", "random", "self")
+GRID = (
+    *("DRAFT", "ngram", "suffix", "recycling", "int4", "early-exit:7"),
+    *("suffix+DRAFT", "random", "self"),
+)
 SINGLE = ("DRAFT", "ngram", "suffix", "recycling", "int4")
 FIXED = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 TWO_LOADS = "two loads"
