@@ -281,7 +281,8 @@ def load(
             pays best; `outpace drafters MODEL` says which these are.
         k: tokens drafted per round along the longest path: "auto" takes in every round
             what promises most tokens per second then, none at all included; a number is
-            fixed, and 0 is plain decoding; None is a number that suits the drafter.
+            fixed, and 0 is plain decoding; None is a number that suits the drafter, or in a
+            cascade each of its members.
         verifier: the rule for requests that sample: "token", the default for tokens
             that were drawn; "block", which accepts somewhat more of them; "match",
             the default for those that were not; "coupled", the default for requests with a

@@ -32,6 +32,7 @@ class Machine:
         behind: the first rounds behind a prompt take so many times as long, whoever drafts.
         after: plain rounds that follow on one that drafted take so many times as long.
         begun: the share of the target's pass that has run when a model has drafted.
+        nodes: of a draft, by how deep it is; a chain's are as many.
     """
 
     target: Callable[[int], float]
@@ -46,6 +47,7 @@ class Machine:
     behind: Sequence[float] = ()
     after: Sequence[float] = ()
     begun: float = 0.0
+    nodes: Callable[[int], int] = lambda depth: depth
 
 
 @dataclass
@@ -193,7 +195,7 @@ class World:
                     waiting[b].append((i, text[b], right, self.members[i].most))
                 expected += self.expected(b, pick.member, text[b], pick.k) if pick else 1
                 if pick is not None:
-                    rows = max(rows, pick.k + 1)
+                    rows = max(rows, m.nodes(pick.k) + 1)
                     instant = self.members[pick.member].instant
                     right = found[b].get(pick.member) if instant else None
                     if right is None:
@@ -239,7 +241,7 @@ def pace_of(world: World, member: int, k: int, first: int, last: int) -> float:
     emitted = np.mean([world.expected(0, member, at, k) for at in range(first, last, 8)])
     step = 1 + m.per * (world.batch - 1)
     seconds = m.look[member] if profile.instant else m.begin[member] + k * m.draft[member] * step
-    seconds += m.target((k + 1) * world.batch) * (1 if profile.instant else 1 - m.begun)
+    seconds += m.target((m.nodes(k) + 1) * world.batch) * (1 if profile.instant else 1 - m.begun)
     return seconds / (world.batch * float(emitted))
 
 

@@ -325,6 +325,17 @@ def test_who_has_begun_the_pass_is_held_against_plain_decoding_of_all_of_it(monk
     assert against_the_best(1, machine, early, steady(0.5)) > 1.2
 
 
+@pytest.mark.parametrize("batch", [1, 4])
+def test_trees_are_cut_where_their_rows_no_longer_pay(batch, monkeypatch):
+    """How many nodes they have up to a depth is learned."""
+    machine = Machine(
+        lambda rows: 10 + rows / 2 / batch, [0.5], reading=[0.02], nodes=lambda depth: depth**2
+    )
+    assert against_the_best(batch, machine, MODEL, steady(0.8)) < 1.05
+    monkeypatch.setattr(Prices, "rows", lambda self, member: self._ks + 1)
+    assert against_the_best(batch, machine, MODEL, steady(0.8)) > 1.1
+
+
 # --- what changes -----------------------------------------------------------------------------
 
 

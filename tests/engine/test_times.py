@@ -256,7 +256,9 @@ def test_rows_of_trees_are_learned():
     prices = Prices([MODEL], 8)
     assert prices.rows(0)[:4].tolist() == [1, 2, 3, 4]
     told(prices, [Pick(0, 2)], 9)
-    assert prices.rows(0)[:4].tolist() == [1, 2, 9, 4]
+    assert prices.rows(0)[:5].tolist() == [1, 5, 9, 13, 17]  # deeper, as many for each level
+    told(prices, [Pick(0, 4)], 33)
+    assert prices.rows(0)[:6].tolist() == [1, 5, 9, 21, 33, 41]
 
 
 def test_what_is_looked_at_and_read_is_paid_for():

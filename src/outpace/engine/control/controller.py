@@ -64,7 +64,7 @@ _AFRESH = 32
 _SETTLE = 64
 """Rounds that are rested in, before they are counted."""
 
-_Like = tuple[Key, int, int]
+_Beginning = tuple[Key, int, int]
 
 
 class _Judged(NamedTuple):
@@ -125,7 +125,8 @@ class Controller:
         self._asked = self.most  # the longest budget of those
         self._chosen = PLAIN
         self._plan: Sequence[Choice] = ()  # of a single sequence, by age
-        self._plans: dict[_Like, tuple[float, Sequence[Choice]]] = {}  # until then, for new ones
+        # for sequences that begin, and until when
+        self._plans: dict[_Beginning, tuple[float, Sequence[Choice]]] = {}
 
     # --- sequences ---------------------------------------------------------------
 
@@ -334,7 +335,7 @@ class Controller:
 
     def _choose(self, asks: Sequence[Ask], crowded: bool) -> tuple[Choice, bool]:
         """The choice, and whether something else is to be tried in this round."""
-        self._looks.batch = self._batch = n = len(asks)
+        self._batch = n = len(asks)
         self._resting, self._timing = 0, False
         if not self._asked:
             return PLAIN, False
@@ -342,9 +343,8 @@ class Controller:
         self._worths.update((a.slot, float(w)) for a, w in zip(asks, each, strict=True))
         options = self._options.of_all(asks, each, self._chosen)
         first = options[0]
-        if self._instant:
-            self._looks.passes = self._prices.rest(np.arange(1.0, self.most + 2), n).tolist()
-        self._looks.unaided = unaided = max(float(over(o.alone, o.seconds).max()) for o in options)
+        unaided = max(float(over(o.alone, o.seconds).max()) for o in options)
+        self._looks.priced(n, unaided)
         plain, looked = float(first.seconds[0]), any(a.offers for a in asks)
         if looked:
             first.seconds[0] += self._prices.compared(n)  # with the text, what is not taken
@@ -365,7 +365,7 @@ class Controller:
         self._opened = False
         return choice, tried
 
-    def _like(self, slot: int, left: int) -> _Like:
+    def _like(self, slot: int, left: int) -> _Beginning:
         """What sequences are like one that begins."""
         return self._keys[slot], self._prompts[slot].bit_length(), left.bit_length()
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 from .plan import Profile
 from .prices import Prices
 
@@ -33,10 +35,7 @@ class Looks:
         always: whether somebody is looked at in every round.
 
     Attributes:
-        batch: sequences of the last choice.
         eager: who was right when last judged, and is looked at in the next round.
-        unaided: the best rate without looks, times plain decoding's.
-        passes: seconds of the target's pass, by K.
     """
 
     def __init__(self, members: Sequence[Profile], prices: Prices, always: bool) -> None:
@@ -48,10 +47,11 @@ class Looks:
         self._early: set[int] = set()  # those that are looked at in this round as they are eager
         self._let_down: dict[int, tuple[int, int]] = {}  # until when nobody is eager, for how long
         self._right = [0.0] * len(members)  # running means of tokens that were right
-        self.batch = 1
+        self._batch = 1  # sequences of the last choice
+        self._unaided = 1.0  # the best rate without looks, times plain decoding's
+        self._rows = np.arange(1.0, 2 + max(m.most for m in members))
+        self._passes: Sequence[float] = [0.0]  # seconds of the target's, by K
         self.eager: set[int] = set()
-        self.unaided = 1.0
-        self.passes: Sequence[float] = [0.0]
 
     # --- when ----------------------------------------------------------------------
 
@@ -85,14 +85,25 @@ class Looks:
         """In how many rounds it is looked at once."""
         if self._always or self._looked[i] < _SETTLED:
             return 1
-        plain = self._prices.plain(self.batch)
-        look = self._prices.look(i) + self._prices.compared(self.batch)
+        plain = self._prices.plain(self._batch)
+        look = self._prices.look(i) + self._prices.compared(self._batch)
         if self._worth[i] * plain > look:
             return 1
-        rare = max(_PAUSE, int(self._prices.look(i, late=True) / (_LOOKS * plain)))
+        look = self._prices.look(i, late=True) + self._prices.compared(self._batch)
+        rare = max(_PAUSE, int(look / (_LOOKS * plain)))
         return min(rare, 2 * _PAUSE) if paid else rare  # instead of plain decoding it is worth more
 
     # --- what came of it -----------------------------------------------------------
+
+    def priced(self, batch: int, unaided: float) -> None:
+        """A choice was made for so many sequences.
+
+        Args:
+            unaided: its rate if nobody were looked at, times plain decoding's.
+        """
+        self._batch, self._unaided = batch, unaided
+        if self._instant:
+            self._passes = self._prices.rest(self._rows, batch).tolist()
 
     def new_text(self) -> None:
         """Another one begins."""
@@ -102,7 +113,7 @@ class Looks:
         """By how much looks at these have raised the best rate."""
         for i in looked:
             self._looked[i] += 1
-            if gain and gain * self._prices.plain(self.batch) >= self._prices.look(i):
+            if gain and gain * self._prices.plain(self._batch) >= self._prices.look(i):
                 self._let_down.pop(i, None)
             elif i in self._early:
                 rounds = 2 * self._let_down.get(i, (0, 1))[1]
@@ -128,9 +139,9 @@ class Looks:
     def _pays(self, i: int, accepted: int) -> bool:
         """Whether it seems to pay to look at a drafter again and to take what it proposes, rather
         than to do without."""
-        n, right = self.batch, self._right
+        n, right = self._batch, self._right
         right[i] += (accepted - right[i]) / (2 * n)
         if accepted < _REPEATS:
             return False
-        seconds = self._prices.look(i) + self.passes[min(round(right[i]), len(self.passes) - 1)]
-        return (right[i] + 1) * self._prices.plain(n) > self.unaided * seconds
+        seconds = self._prices.look(i) + self._passes[min(round(right[i]), len(self._passes) - 1)]
+        return (right[i] + 1) * self._prices.plain(n) > self._unaided * seconds

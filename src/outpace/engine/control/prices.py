@@ -40,8 +40,8 @@ class Prices:
         self._plain = RowTimes(self._pace, self._rest)  # of single rows, by sequences
         self._begun = {i: RowTimes(self._pace) for i, m in enumerate(members) if m.begun}
         self._draft = [StepTimes(self._pace) for _ in members]
-        self._nodes = [self._ks.copy() for _ in members]
-        self._sized: set[tuple[int, int]] = set()
+        self._nodes: list[dict[int, float]] = [{} for _ in members]  # by K, of those drafted
+        self._rows = [self._ks + 1 for _ in members]
         self._look, self._late = [Mean() for _ in members], [Mean() for _ in members]
         self.reading = [Mean() for _ in members]
         self._compared: dict[int, float] = {}
@@ -110,8 +110,19 @@ class Prices:
 
     def rows(self, member: int) -> Floats:
         """Of the pass, by K: of trees it is learned."""
-        found: Floats = self._nodes[member] + 1
-        return found
+        return self._rows[member]
+
+    def _sized(self, member: int, k: int, nodes: int) -> None:
+        """A draft of this K has so many nodes. One that is deeper than all before has more, by as
+        many for each level as those have on average."""
+        known = self._nodes[member]
+        weight = _PRESENT if k in known else 1.0
+        known[k] = known.get(k, 0.0) + weight * (nodes - known.get(k, 0.0))
+        if any(count != depth for depth, count in known.items()):
+            depths = [0, *sorted(known)]
+            counts = [0.0, *(known[depth] for depth in depths[1:])]
+            deeper = (self._ks - depths[-1]).clip(0) * max(1.0, counts[-1] / depths[-1])
+            self._rows[member] = np.interp(self._ks, depths, counts) + deeper + 1
 
     # --- what is told --------------------------------------------------------------
 
@@ -151,9 +162,7 @@ class Prices:
                 self._draft[m].add(k, batch, _usual([spent.draft for spent in spents]))
                 rest = self._begun.get(m, rest)
                 if len(longest) == 1:  # else the rows may be those of others
-                    weight = _PRESENT if (m, k) in self._sized else 1.0
-                    self._nodes[m][k] += weight * (rows - 1 - self._nodes[m][k])
-                    self._sized.add((m, k))
+                    self._sized(m, k, rows - 1)
         if rows == 1 and self._plain.measured:
             plain, before = self.plain(batch), self._compared.get(batch, 0.0)
             more = min(seconds - plain, plain)
