@@ -179,8 +179,12 @@ class Probes:
         return True
 
     def look(self, seconds: float) -> None:
-        """Look at a drafter without a model instead of plain decoding."""
-        self.gains = max(0.0, self.gains - seconds)
+        """Look at a drafter without a model instead of plain decoding: gains pay for it, and if
+        there are none it is as a probe."""
+        by_gains = min(self.gains, seconds)
+        self.gains -= by_gains
+        if self._credit is not None:
+            self._credit -= seconds - by_gains
 
     def rest(self, round_: int, plain: float) -> int:
         """Plain rounds, of so many seconds, before a probe is due for which there is credit."""
