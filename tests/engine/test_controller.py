@@ -71,7 +71,6 @@ def generate(world: World, control: Controller, tokens: int = 600, requests: int
     return run
 
 
-PAIR_OF_LOOKS = Machine(target, [0.0], look=[0.05])
 CHEAP = Machine(target, [1.0], reading=[0.02])
 PAIR = Machine(target, [1.0, 0.0], look=[0.0, 0.05], reading=[0.02, 0.0])
 
@@ -766,7 +765,7 @@ def test_a_plan_is_of_its_sequence_and_of_every_age():
 def test_where_look_ups_find_nothing_it_is_plain_decoding_that_is_chosen():
     """Not as far as they were taken the last time."""
     control = still(members=BOTH[1:])
-    world = World(PAIR_OF_LOOKS, [LOOK], [steady(0.95)])
+    world = World(Machine(target, [0.0], look=[0.05]), [LOOK], [steady(0.95)])
     generate(world, control, 200)
     control.open(0, 0.0)
     for offered in (True, False):

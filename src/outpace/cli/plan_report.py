@@ -163,27 +163,18 @@ def command(asked: Asked, advice: Advice) -> str:
     if advice.batch > 1:
         return _call(asked, advice)
     words = ["outpace", "generate", "-f", "PROMPT", "--model", asked.model]
-    best = advice.best
-    words += ["--drafter", "none" if best is None else best.drafter]
-    if best is not None:
-        words += ["--tree", best.tree] if best.tree else ["-k", str(best.k)]
-        if best.temperature:
-            words += ["--verifier", best.rule]
+    for option, value in _chosen(advice.best).items():
+        words += [option, "none" if value is None else str(value)]
     if advice.temperature:
         words += ["-t", f"{advice.temperature:g}"]
-    for option, value in asked.options.items():
-        words += [] if value is None else [option, value] if value else [option]
+    for option, given in asked.options.items():
+        words += [] if given is None else [option, given] if given else [option]
     return shlex.join(words)
 
 
 def _call(asked: Asked, advice: Advice) -> str:
     """The same in Python."""
-    best = advice.best
-    given: dict[str, Any] = {"drafter": None if best is None else best.drafter}
-    if best is not None:
-        given |= {"tree": best.tree} if best.tree else {"k": best.k}
-        if best.temperature:
-            given["verifier"] = best.rule
+    given: dict[str, Any] = {o.lstrip("-"): v for o, v in _chosen(advice.best).items()}
     for option, value in asked.options.items():
         name = option.removeprefix("--").removeprefix("no-")
         if value is not None:
@@ -191,3 +182,13 @@ def _call(asked: Asked, advice: Advice) -> str:
     given["max_batch"] = advice.batch
     said = ", ".join(f"{name}={value!r}" for name, value in given.items())
     return f"outpace.load({asked.model!r}, {said})"
+
+
+def _chosen(best: Option | None) -> dict[str, str | int | None]:
+    """What is recommended, as options of the command line; without dashes they are those of
+    `outpace.load`."""
+    if best is None:
+        return {"--drafter": None}
+    found: dict[str, str | int | None] = {"--drafter": best.drafter}
+    found |= {"--tree": best.tree} if best.tree else {"-k": best.k}
+    return found | ({"--verifier": best.rule} if best.temperature else {})

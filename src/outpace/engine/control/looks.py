@@ -61,16 +61,20 @@ class Looks:
         Args:
             paid: whether nobody drafts, and what drafting gained before pays for looks.
         """
-        return self.eager | {i for i in self._instant if self._wait(i, round_, paid) <= 0}
+        return self.eager | self._in_turn(round_, paid)
 
     def take(self, round_: int, paid: bool) -> list[int]:
         """The same, now that they are looked at."""
-        eager, self.eager = self.eager, set()
-        due = {i for i in self._instant if self._wait(i, round_, paid) <= 0}
-        self._early = eager - due
-        for i in eager | due:
+        due = self.due(round_, paid)
+        self._early = due - self._in_turn(round_, paid)
+        self.eager = set()
+        for i in due:
             self._last[i] = round_
-        return sorted(eager | due)
+        return sorted(due)
+
+    def _in_turn(self, round_: int, paid: bool) -> set[int]:
+        """Who is looked at even if nobody is eager to."""
+        return {i for i in self._instant if self._wait(i, round_, paid) <= 0}
 
     def rest(self, round_: int, paid: bool) -> int | None:
         """Rounds before it is time for one; None where there never is."""

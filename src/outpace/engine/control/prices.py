@@ -112,18 +112,6 @@ class Prices:
         """Of the pass, by K: of trees it is learned."""
         return self._rows[member]
 
-    def _sized(self, member: int, k: int, nodes: int) -> None:
-        """A draft of this K has so many nodes. One that is deeper than all before has more, by as
-        many for each level as those have on average."""
-        known = self._nodes[member]
-        weight = _PRESENT if k in known else 1.0
-        known[k] = known.get(k, 0.0) + weight * (nodes - known.get(k, 0.0))
-        if any(count != depth for depth, count in known.items()):
-            depths = [0, *sorted(known)]
-            counts = [0.0, *(known[depth] for depth in depths[1:])]
-            deeper = (self._ks - depths[-1]).clip(0) * max(1.0, counts[-1] / depths[-1])
-            self._rows[member] = np.interp(self._ks, depths, counts) + deeper + 1
-
     # --- what is told --------------------------------------------------------------
 
     def read(self, member: int, tokens: int, seconds: float) -> None:
@@ -171,6 +159,18 @@ class Prices:
             rest.add(rows, batch, seconds)
         self._plains.clear()
         self.seconds += sum(spent.seconds for spent in spents)
+
+    def _sized(self, member: int, k: int, nodes: int) -> None:
+        """A draft of this K has so many nodes. One that is deeper than all before has more, by as
+        many for each level as those have on average."""
+        known = self._nodes[member]
+        weight = _PRESENT if k in known else 1.0
+        known[k] = known.get(k, 0.0) + weight * (nodes - known.get(k, 0.0))
+        if any(count != depth for depth, count in known.items()):
+            depths = [0, *sorted(known)]
+            counts = [0.0, *(known[depth] for depth in depths[1:])]
+            deeper = (self._ks - depths[-1]).clip(0) * max(1.0, counts[-1] / depths[-1])
+            self._rows[member] = np.interp(self._ks, depths, counts) + deeper + 1
 
 
 def _usual(seconds: Sequence[float]) -> float:
