@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from .drafters import Blueprint, CascadeDrafter, Drafter, Setting, parse
+from .drafters.base import check_looked_at
 from .drafters.candidates import Candidate, blueprint, candidates
 from .drafters.cascade import Cascade
 from .engine import Engine
@@ -134,6 +135,8 @@ class Assembly:
         rule = Drafter.rule if self._draft is None else self._draft.rule
         self.verifier = self._given_rule or make_verifier(rule)
         if self._draft is not None:
+            if self._k == AUTO:
+                check_looked_at(self._draft)
             check_compatible(self._draft, self.verifier)
             if not self.verifier.lossless:
                 self.remarks.append(

@@ -289,7 +289,7 @@ def test_one_drafter_is_no_cascade():
         CascadeDrafter([NgramDrafter()])
 
 
-def test_what_draws_is_not_looked_at_before_it_is_taken():
+def test_what_draws_is_not_looked_at_before_it_is_taken(pair, monkeypatch):
     class Hasty(ModelDrafter):
         instant = True
 
@@ -299,6 +299,9 @@ def test_what_draws_is_not_looked_at_before_it_is_taken():
     with pytest.raises(outpace.IncompatibleError, match="say that it is not instant"):
         Engine(TARGET, Hasty(NEAR))
     Engine(TARGET, Hasty(NEAR), 3)
+    monkeypatch.setattr("outpace.assembly.load_model", None)
+    with pytest.raises(outpace.IncompatibleError, match="say that it is not instant"):
+        outpace.load(str(pair / "target"), Hasty(NEAR))
 
 
 def test_a_model_that_sat_out_reads_what_it_missed_without_scores(monkeypatch):
