@@ -4,7 +4,7 @@ Luo et al., "Turning trash into treasure: accelerating inference of large langua
 models with token recycling", 2024. A table keeps, for every token, the target's
 likeliest successors when it was last scored, accepted or not; every row of a pass
 rewrites one entry, and all requests share it. A tree of a fixed shape is
-filled from the table, level by level.
+filled from the table.
 
 The shape is not the paper's: of all nodes it has those that are reached most
 likely if the first successor is right with probability 0.5, the next ones with
@@ -76,13 +76,11 @@ class RecyclingDrafter(CertainDrafter):
 
     def _fill(self, shape: _Shape, root: int) -> tuple[list[int], Tree]:
         """Nodes whose successor is not known yet are left out, and all behind them."""
-        tokens = np.empty(len(shape.tree) + 1, np.int64)
-        tokens[0] = root
-        for nodes, parents, ranks in shape.levels:
-            tokens[nodes] = self._table[tokens[parents], ranks]
-            # What follows an unknown token is unknown: it reads the table's last row.
-            tokens[nodes[tokens[parents] == _UNKNOWN]] = _UNKNOWN
-        found = tokens[1:].tolist()
+        successor, tokens = self._table.item, [root]
+        for parent, rank in shape.steps:  # for so few nodes faster than by level
+            before = tokens[parent]
+            tokens.append(_UNKNOWN if before == _UNKNOWN else successor(before, rank))
+        found = tokens[1:]
         if _UNKNOWN not in found:
             return found, shape.tree
         kept = [i for i, token in enumerate(found) if token != _UNKNOWN]
@@ -94,24 +92,21 @@ class _Shape:
     """The likeliest nodes of a tree of some depth, and how it is filled.
 
     Attributes:
-        levels: per depth the rows it fills, the rows before them, and their ranks;
-            row 0 is the root, row i + 1 node i.
+        steps: per node the row before it, and its rank; row 0 is the root, row i + 1 node i.
     """
 
     def __init__(self, nodes: int, depth: int) -> None:
         open_ = [(-_RATES[0], 0, -1, 0)] if depth else []  # minus its chance, level, parent, rank
         parents: list[int] = []
-        levels: list[tuple[list[int], list[int], list[int]]] = [([], [], []) for _ in range(depth)]
+        self.steps: list[tuple[int, int]] = []
         while open_ and len(parents) < nodes:
             chance, level, parent, rank = heapq.heappop(open_)
             node = len(parents)
             parents.append(parent)
-            for row, value in zip(levels[level], (node + 1, parent + 1, rank), strict=True):
-                row.append(value)
+            self.steps.append((parent + 1, rank))
             if rank + 1 < WIDTH:
                 sibling = chance / _RATES[rank] * _RATES[rank + 1]
                 heapq.heappush(open_, (sibling, level, parent, rank + 1))
             if level + 1 < depth:
                 heapq.heappush(open_, (chance * _RATES[0], level + 1, node, 0))
         self.tree = Tree(tuple(parents))
-        self.levels = [tuple(np.array(row) for row in rows) for rows in levels if rows[0]]

@@ -436,9 +436,12 @@ def _children(tree: Tree, node: int) -> list[int]:
 
 def _shortened(draft: Draft, rows: Sequence[int], lengths: Sequence[int]) -> Draft:
     """Of some sequences the nodes that are not deeper than this. They are certain."""
-    if len(rows) == len(draft.trees) and all(tree.is_chain for tree in draft.trees):
-        shapes = tuple(chain(min(len(t), k)) for t, k in zip(draft.trees, lengths, strict=True))
-        return Draft(draft.tokens[:, : max(lengths)], draft.law, shapes)
+    if len(rows) == len(draft.trees):
+        if all(max(t.depths, default=0) <= k for t, k in zip(draft.trees, lengths, strict=True)):
+            return draft
+        if all(tree.is_chain for tree in draft.trees):
+            shapes = tuple(chain(min(len(t), k)) for t, k in zip(draft.trees, lengths, strict=True))
+            return Draft(draft.tokens[:, : max(lengths)], draft.law, shapes)
     trees, kept = [], []
     for b, length in zip(rows, lengths, strict=True):
         tree = draft.trees[b]

@@ -86,8 +86,8 @@ def _odds(alpha: Sequence[float]) -> Floats:
     return odds
 
 
-def _anew(depths: int, memory: float) -> tuple[Survival, ...]:
-    return tuple(Survival(depths, memory) for _ in range(STATES))
+def _anew(states: int, depths: int, memory: float) -> tuple[Survival, ...]:
+    return tuple(Survival(depths, memory) for _ in range(states))
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class _Table:
     """Evidence, and the text there was when it was last added to.
 
     Attributes:
-        apart: of rounds in each state (`Outlook`).
+        apart: of rounds in each state (`Outlook`), or of all where nobody is told of states.
         last: what was accepted in the last round.
         believed: what was last expected.
         streak: rounds that accepted nothing, or all, of late, and in which state; `odds` the
@@ -112,8 +112,8 @@ class _Table:
     changed: bool = False
 
     @classmethod
-    def new(cls, depths: int, memory: float, text: int) -> _Table:
-        return cls(_anew(depths, memory), text)
+    def new(cls, profile: Profile, memory: float, text: int) -> _Table:
+        return cls(_anew(1 if profile.instant else STATES, profile.most, memory), text)
 
     def add(self, told: Told, text: int, state: int) -> None:
         for survival in self.apart:
@@ -125,12 +125,17 @@ class _Table:
     def alphas(self, priors: Sequence[Sequence[float]], trust: float) -> list[list[float]]:
         """α of a sequence, apart. In which it does better than others in one state, it is expected
         to in the others (`_SHOWN_IN`)."""
-        pairs = list(zip(self.apart, priors, strict=True))
-        shifts = [_odds(s.alpha(prior, trust)) - _odds(prior) for s, prior in pairs[:LASTING]]
-        return [
-            survival.alpha((1 / (1 + np.exp(-_odds(prior) - shifts[shown]))).tolist(), trust)
-            for (survival, prior), shown in zip(pairs, _SHOWN_IN, strict=True)
-        ]
+        if len(self.apart) == 1:
+            return [self.apart[0].alpha(priors[0], trust)]
+        judged = zip(self.apart[:LASTING], priors[:LASTING], strict=True)
+        shown = [survival.alpha(prior, trust) for survival, prior in judged]
+        found = []
+        for survival, prior, other in zip(self.apart, priors, _SHOWN_IN, strict=True):
+            if not self.apart[other].empty:
+                odds = _odds(prior) + _odds(shown[other]) - _odds(priors[other])
+                prior = (1 / (1 + np.exp(-odds))).tolist()
+            found.append(survival.alpha(prior, trust))
+        return found
 
     def watch(self, told: Told, state: int) -> None:
         """Begin anew with a streak of a sequence's own rounds that was not to be expected."""
@@ -148,7 +153,8 @@ class _Table:
         self.odds += math.log(max(1 - reaches if nothing else reaches, _LEAST))
         self.streak.append((told, state))
         if self.odds < _CHANGED:
-            self.apart, self.changed = _anew(self.apart[0].depths, _OWN), True
+            self.changed = True
+            self.apart = _anew(len(self.apart), self.apart[0].depths, _OWN)
             for one, after in self.streak:
                 self.apart[after].add(one.reached, one.accepted)
             self.streak, self.odds = [], 0.0
@@ -226,13 +232,13 @@ class Estimates:
             return
         length = open_.tokens if length is None else length
         began = length - told.accepted - 1
-        which, most = (told.member, told.kind), self._members[told.member].most
+        which, profile = (told.member, told.kind), self._members[told.member]
         if which in open_.own:
             if which not in self._alike:
                 self._alike[which] = Likeness(_ROUNDS)
             self._alike[which].add(open_.own[which].last, told.accepted)
         else:
-            open_.own[which] = _Table.new(most, _OWN, length)
+            open_.own[which] = _Table.new(profile, _OWN, length)
         open_.own[which].add(told, length, state)
         open_.own[which].watch(told, state)
         open_.outlooks.pop(which, None)
@@ -240,7 +246,7 @@ class Estimates:
         tables = self._shared.setdefault((open_.key, told.member), {})
         like = told.kind, _age(began)
         if like not in tables:
-            tables[like] = _Table.new(most, _OTHERS, self._text)
+            tables[like] = _Table.new(profile, _OTHERS, self._text)
         tables[like].add(told, self._text, state)
         self._told += 1
 
@@ -263,15 +269,13 @@ class Estimates:
                 alike = self._alike.get(which) or Likeness(_ROUNDS)
                 trust = _AWARE if own.changed else alike.trust(open_.tokens, _OWN)
                 alphas = own.alphas(alphas, trust)
-            if self._members[member].instant:  # who are not told of states
-                alphas = [alphas[FAILED]] * STATES
             found = open_.outlooks[which] = Outlook.of(alphas, self._most)
             if own is not None:
                 own.believed = found
         return found
 
     def _prior(self, key: Key, member: int, kind: int, age: int) -> list[list[float]]:
-        """α of all sequences in each state; looked up anew from time to time."""
+        """α of all sequences in each state that is told apart; looked up anew from time to time."""
         place = key, member, kind, age
         held = self._priors.get(place)
         if held is None or self._told - held[0] >= _FRESH:
@@ -281,9 +285,11 @@ class Estimates:
             trust = _OF_KINDS[not self._members[member].instant]
             alpha = of_kind.alpha(every.alpha(), trust)
             alpha = self._all(key, member, kind, age).alpha(alpha, _OF_SOME)
-            apart = [self._all(key, member, kind, age, state) for state in range(STATES)]
-            alphas = [survival.alpha(alpha, _OF_SOME) for survival in apart[:LASTING]]
-            alphas += [survival.alpha(alphas[PASSED], _OF_SOME) for survival in apart[LASTING:]]
+            alphas = [alpha]
+            if not self._members[member].instant:
+                apart = [self._all(key, member, kind, age, state) for state in range(STATES)]
+                alphas = [survival.alpha(alpha, _OF_SOME) for survival in apart[:LASTING]]
+                alphas.append(apart[LASTING].alpha(alphas[PASSED], _OF_SOME))
             held = self._priors[place] = self._told, alphas
         return held[1]
 
@@ -314,4 +320,4 @@ class Estimates:
         if not last:
             return [], np.ones(self._most + 1)
         alpha = self._all(max(last)[1], member).alpha()
-        return alpha, Outlook.of([alpha] * STATES, self._most).tokens
+        return alpha, Outlook.of([alpha], self._most).tokens

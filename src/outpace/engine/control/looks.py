@@ -49,8 +49,7 @@ class Looks:
         self._right = [0.0] * len(members)  # running means of tokens that were right
         self._batch = 1  # sequences of the last choice
         self._unaided = 1.0  # the best rate without looks, times plain decoding's
-        self._rows = np.arange(1.0, 2 + max(m.most for m in members))
-        self._passes: Sequence[float] = [0.0]  # seconds of the target's, by K
+        self._most = max(m.most for m in members)
         self.eager: set[int] = set()
 
     # --- when ----------------------------------------------------------------------
@@ -106,8 +105,6 @@ class Looks:
             unaided: its rate if nobody were looked at, times plain decoding's.
         """
         self._batch, self._unaided = batch, unaided
-        if self._instant:
-            self._passes = self._prices.rest(self._rows, batch).tolist()
 
     def new_text(self) -> None:
         """Another one begins."""
@@ -147,5 +144,6 @@ class Looks:
         right[i] += (accepted - right[i]) / (2 * n)
         if accepted < _REPEATS:
             return False
-        seconds = self._prices.look(i) + self._passes[min(round(right[i]), len(self._passes) - 1)]
+        rows = np.array([1.0 + min(round(right[i]), self._most)])
+        seconds = self._prices.look(i) + float(self._prices.rest(rows, n)[0])
         return (right[i] + 1) * self._prices.plain(n) > self._unaided * seconds

@@ -224,19 +224,22 @@ class Options:
             return [None] * len(asks)
         picks: list[Pick | None] = []
         for ask in asks:
-            pick, best = None, 1.0
+            pick = None
             if member >= 0 and ask.lags.get(member, 0) is not None:
                 pick = Pick(member, min(k, self._members[member].most), kind_beside(ask))
-                best = float(self._estimates.tokens(ask.slot, member, pick.kind)[pick.k])
             offers = [i for i, counts in ask.offers.items() if len(counts) > 1]
             if member < 0 and len(offers) == 1 and not self._members[offers[0]].whole:
                 pick = Pick(offers[0], k)
             elif offers and (member < 0 or len(asks) > 1):
                 i, gains = self._best_offer(ask, k)
-                if gains[k] > best:
+                if gains[k] > (1.0 if pick is None else self._promises(ask.slot, pick)):
                     pick = Pick(i, k)
             picks.append(pick)
         return picks
+
+    def _promises(self, slot: int, pick: Pick) -> float:
+        """Tokens of a draft by a model."""
+        return float(self._estimates.tokens(slot, pick.member, pick.kind)[pick.k])
 
     def _best_offer(self, ask: Ask, k: int) -> tuple[int, Floats]:
         """Who promises most of K tokens without a model, if anybody does, and its tokens by K."""

@@ -33,8 +33,8 @@ this counts as."""
 _PRIOR = 12.0, 24.0
 """Rounds that outweigh what other sequences have shown, at least and at most."""
 
-_LEAST = 0.002
-"""No α is thought to be nearer to 0 or 1."""
+_LEAST, _MOST = 0.002, 0.998
+"""Every α is thought to be between these."""
 
 _LARGE = 1e9
 
@@ -55,6 +55,8 @@ class Survival:
         self._tokens = 0.0
         self.weight = 1.0
         """Of a round now."""
+        self.empty = True
+        """Whether nothing was counted."""
 
     def pass_by(self, tokens: float) -> None:
         """Text was emitted."""
@@ -67,11 +69,15 @@ class Survival:
 
     def add(self, reached: int, accepted: int) -> None:
         """Count a round: depths that it reached, and of these the first that it accepted."""
+        self.empty = False
         self._reached[min(reached, self.depths)] += self.weight
         self._accepted[min(accepted, self.depths)] += self.weight
 
     def gain(self, other: Survival, tokens: float) -> None:
         """Count what another has counted, as so many tokens later."""
+        if other.empty:
+            return
+        self.empty = False
         weight = self.weight / other.weight * math.exp(-tokens / self._memory)
         self._reached += weight * other._reached
         self._accepted += weight * other._accepted
@@ -95,15 +101,19 @@ class Survival:
                 each depth is expected to be as the one before.
             trust: rounds that outweigh it.
         """
+        if self.empty and prior is not None:
+            return list(prior)
         found: list[float] = []
-        before, held, factor = FIRST, trust * self.weight, 1.0
+        before, held, factor, others = FIRST, trust * self.weight, 1.0, 1.0
         for depth, (n, a) in enumerate(zip(self.reached, self.accepted, strict=True)):
             if prior is not None:
                 others = prior[depth] / (1 - prior[depth])
-                before = factor * others / (1 + factor * others)
-            before = min(max((a + held * before) / (n + held), _LEAST), 1 - _LEAST)
-            if prior is not None:
-                factor = before / (1 - before) / others
+                odds = factor * others
+                before = odds / (1 + odds)
+            before = (a + held * before) / (n + held)
+            if not _LEAST <= before <= _MOST:
+                before = _LEAST if before < _LEAST else _MOST
+            factor = before / (1 - before) / others
             found.append(before)
         return found
 
@@ -201,8 +211,8 @@ class Outlook:
     states are as frequent as they become with their K, as in a Markov chain.
 
     Attributes:
-        apart: mean, in each state. `[STATES, K + 1]`
-        goes_on: how likely the draft is to pass and its stretch to go on. `[STATES, K + 1]`
+        apart: mean, in each state. `[STATES, K + 1]`, or one row where they are not told apart.
+        goes_on: how likely the draft is to pass and its stretch to go on, the same.
     """
 
     apart: Floats
@@ -212,7 +222,7 @@ class Outlook:
     def of(cls, alphas: Sequence[Sequence[float]], most: int) -> Outlook:
         """By α in each state; longer drafts than there are depths emit no more."""
         depths = min(len(alphas[0]), most)
-        reach = np.zeros((STATES, most + 1))  # by depth
+        reach = np.zeros((len(alphas), most + 1))  # by depth
         reach[:, 0], reach[:, 1 : depths + 1] = 1.0, [alpha[:depths] for alpha in alphas]
         reach = reach.cumprod(axis=1)
         apart = reach.cumsum(axis=1)
@@ -223,6 +233,8 @@ class Outlook:
     @cached_property
     def tokens(self) -> Floats:
         """That rounds of the same K in all states emit in the long run: mean. `[K + 1]`"""
+        if len(self.apart) == 1:
+            return self.apart[0]
         ks = np.arange(self.apart.shape[1])
         behind, often, stay = self._stretch(ks, ks, ks)
         rounds = np.array([np.ones(len(ks)), behind, often * stay])
