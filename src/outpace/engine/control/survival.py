@@ -233,12 +233,13 @@ class Outlook:
     @cached_property
     def tokens(self) -> Floats:
         """That rounds of the same K in all states emit in the long run: mean. `[K + 1]`"""
+        found: Floats = self.apart[0]
         if len(self.apart) == 1:
-            return self.apart[0]
+            return found
         ks = np.arange(self.apart.shape[1])
         behind, often, stay = self._stretch(ks, ks, ks)
         rounds = np.array([np.ones(len(ks)), behind, often * stay])
-        found: Floats = (rounds * self.apart).sum(axis=0) / rounds.sum(axis=0)
+        found = (rounds * self.apart).sum(axis=0) / rounds.sum(axis=0)
         return found
 
     def policy(
