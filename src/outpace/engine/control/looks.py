@@ -49,7 +49,8 @@ class Looks:
         self._right = [0.0] * len(members)  # running means of tokens that were right
         self._batch = 1  # sequences of the last choice
         self._unaided = 1.0  # the best rate without looks, times plain decoding's
-        self._most = max(m.most for m in members)
+        self._rows = np.arange(1.0, 2 + max(m.most for m in members))
+        self._passes: Sequence[float] = ()  # seconds of the target's, by K, worked out if needed
         self.eager: set[int] = set()
 
     # --- when ----------------------------------------------------------------------
@@ -64,9 +65,8 @@ class Looks:
 
     def take(self, round_: int, paid: bool) -> list[int]:
         """The same, now that they are looked at."""
-        due = self.due(round_, paid)
-        self._early = due - self._in_turn(round_, paid)
-        self.eager = set()
+        in_turn = self._in_turn(round_, paid)
+        due, self._early, self.eager = self.eager | in_turn, self.eager - in_turn, set()
         for i in due:
             self._last[i] = round_
         return sorted(due)
@@ -104,7 +104,7 @@ class Looks:
         Args:
             unaided: its rate if nobody were looked at, times plain decoding's.
         """
-        self._batch, self._unaided = batch, unaided
+        self._batch, self._unaided, self._passes = batch, unaided, ()
 
     def new_text(self) -> None:
         """Another one begins."""
@@ -144,6 +144,6 @@ class Looks:
         right[i] += (accepted - right[i]) / (2 * n)
         if accepted < _REPEATS:
             return False
-        rows = np.array([1.0 + min(round(right[i]), self._most)])
-        seconds = self._prices.look(i) + float(self._prices.rest(rows, n)[0])
+        self._passes = self._passes or self._prices.rest(self._rows, n).tolist()
+        seconds = self._prices.look(i) + self._passes[min(round(right[i]), len(self._passes) - 1)]
         return (right[i] + 1) * self._prices.plain(n) > self._unaided * seconds
