@@ -89,6 +89,7 @@ def planned(
         temperatures=(temperature,),
         batches=(),
         max_len=wanted.max_len(engine.target),
+        tokens=wanted.tokens,
         tokenizer=tokenizer,
     )
     surveying = Surveying(options.drafter, engine, machine, wanted, tokenizer)

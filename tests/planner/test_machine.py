@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 
 import pytest
 
@@ -12,8 +13,14 @@ from outpace.engine import Engine
 from outpace.models import MarkovModel
 from outpace.models.loading import memory_of
 from outpace.planner import Added, machine, measure_drafting, measure_machine
-from outpace.planner.machine import cache_bytes, eased, spread_of
-from outpace.planner.rounds import FillerDrafter, faster_half, read_seconds, time_rounds
+from outpace.planner.machine import cache_bytes, eased
+from outpace.planner.rounds import (
+    FillerDrafter,
+    faster_half,
+    read_seconds,
+    spread_of,
+    time_rounds,
+)
 
 TARGET = MarkovModel.random(5, 2, 0, sharpness=2)
 NEAR = MarkovModel(0.6 * TARGET.table + 0.4 * MarkovModel.random(5, 2, 1).table)
@@ -67,6 +74,31 @@ def test_texts_that_end_are_begun_again():
     assert len(laps[16]) >= 6
     with pytest.raises(OptionError, match="do not fit 16 positions"):
         time_rounds(engine_of(ModelDrafter(NEAR), max_len=16), [1], (16,))
+
+
+class Noting(FillerDrafter):
+    """Notes how long the texts are that it is asked to draft for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: list[int] = []
+
+    def propose(self, context, budget):
+        self.lengths.append(len(context.tokens))
+        return super().propose(context, budget)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "positions", "longest"),
+    [(60, 40, 4096, 145), (1000, 64, 4096, 1315), (60, 1000, 4096, 1085), (200, 40, 256, 256)],
+)
+def test_texts_are_as_long_as_they_are_in_use(prompt, tokens, positions, longest):
+    """Which the positions of the engine leave open: until they end they would be far longer."""
+    drafter = Noting()
+    engine = engine_of(drafter, max_len=positions)
+    time_rounds(engine, [1] * prompt, (0, 1, 7), tokens=tokens, repeats=60, seconds=5.0)
+    assert statistics.fmean(drafter.lengths) == pytest.approx(prompt + tokens / 2, rel=0.1)
+    assert max(drafter.lengths) <= longest
 
 
 def test_what_drafting_adds_is_known_for_every_k():

@@ -17,7 +17,7 @@ from ..models.tokenizer import Tokenizer
 from ..trees.times import along
 from ..verifiers import Verifier
 from .machine import Machine
-from .rounds import REPEATS, faster_half, time_rounds
+from .rounds import REPEATS, TOKENS, faster_half, time_rounds
 
 DRAFT_KS = (1, 2, 4, 8, 16)
 """K that are timed."""
@@ -65,6 +65,7 @@ def measure_drafting(
     ks: Sequence[int],
     *,
     batches: Sequence[int] = (1,),
+    tokens: int = TOKENS,
     temperature: float = 0.0,
     rule: Verifier | None = None,
     tokenizer: Tokenizer | None = None,
@@ -75,6 +76,7 @@ def measure_drafting(
 
     Args:
         ks: of those up to what it drafts at most; plain rounds take turns with them.
+        tokens: that such prompts are continued by in use.
 
     Raises:
         OptionError: the engine is busy, or there is no room for the drafts.
@@ -86,7 +88,7 @@ def measure_drafting(
     steps: dict[int, float] = {}
     for batch in batches:
         how: dict[str, Any] = {"batch": batch, "temperature": temperature, "rule": rule}
-        how |= {"tokenizer": tokenizer}
+        how |= {"tokens": tokens, "tokenizer": tokenizer}
         laps = time_rounds(engine, prompt, (0, *ks), repeats=repeats, seconds=seconds, **how)
         if engine.drafter.instant:
             look = faster_half([lap.draft for k in ks for lap in laps[k]])

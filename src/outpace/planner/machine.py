@@ -20,7 +20,15 @@ from ..models.base import LanguageModel
 from ..models.loading import Progress, memory_of
 from ..models.tokenizer import Tokenizer
 from ..trees import PassTimes
-from .rounds import REPEATS, FillerDrafter, faster_half, read_seconds, time_rounds
+from .rounds import (
+    REPEATS,
+    TOKENS,
+    FillerDrafter,
+    faster_half,
+    read_seconds,
+    spread_of,
+    time_rounds,
+)
 
 ROWS = (1, 2, 3, 5, 9, 17, 33, 65)
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -118,6 +126,7 @@ def measure_machine(
     batches: Sequence[int] = BATCHES,
     rows: Sequence[int] = ROWS,
     max_len: int | None = None,
+    tokens: int = TOKENS,
     tokenizer: Tokenizer | None = None,
     repeats: int = REPEATS,
     seconds: float = SECONDS,
@@ -131,6 +140,7 @@ def measure_machine(
         batches: those that are timed besides, the small ones first, while there is time and
             memory.
         max_len: positions per sequence; by default the model's context.
+        tokens: that such prompts are continued by in use.
         tokenizer: where tokens are to become text within a round, as they do in use.
         seconds: for all of it, roughly.
 
@@ -144,7 +154,7 @@ def measure_machine(
     order = [*sorted(set(asked)), *sorted(set(batches) - set(asked))]
     heats = sorted({max(temperatures)} | {t for t in temperatures if t == 0})
     how = {"repeats": repeats, "seconds": seconds / (len(order) * len(heats))}
-    grid, spent = _Grid(heats, how | {"tokenizer": tokenizer}), (1, 0.0)
+    grid, spent = _Grid(heats, how | {"tokens": tokens, "tokenizer": tokenizer}), (1, 0.0)
     for number, batch in enumerate(order):
         progress("timing passes", number, len(order))
         memory = batch * min(max_len, _FAR) * per_token
@@ -221,14 +231,6 @@ def eased(points: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], floa
         (rows, batch): min(s for (r, b), s in points.items() if r >= rows and b >= batch)
         for rows, batch in points
     }
-
-
-def spread_of(times: Sequence[float]) -> float:
-    """The width of the middle half, over the median."""
-    if len(times) < 2:
-        return 0.0
-    low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
-    return (high - low) / middle
 
 
 def cache_bytes(target: LanguageModel) -> float:

@@ -21,7 +21,7 @@ from .costs import measure_costs
 from .drafting import DRAFT_KS, measure_drafting
 from .machine import SECONDS, Machine, measure_machine
 from .plan import MARGIN, Plan, best_option, plan
-from .rounds import REPEATS, read_seconds
+from .rounds import REPEATS, TOKENS, read_seconds
 from .survey import LONGEST, Survey, Text, run_texts
 from .trees import fit
 
@@ -54,7 +54,7 @@ class Wanted:
     prompts: Sequence[Sequence[int]]
     temperatures: Sequence[float] = (0.0, 0.8)
     batches: Sequence[int] = (1,)
-    tokens: int = 64
+    tokens: int = TOKENS
     trees: bool = True
     seconds: float = SECONDS
     repeats: int = REPEATS
@@ -106,6 +106,7 @@ def measure(
             temperatures=wanted.temperatures,
             asked=wanted.batches,
             max_len=max_len,
+            tokens=wanted.tokens,
             tokenizer=tokenizer,
             repeats=wanted.repeats,
             seconds=wanted.seconds,
@@ -213,6 +214,7 @@ class Surveying:
             wanted.typical,
             ks,
             batches=wanted.batches,
+            tokens=wanted.tokens,
             temperature=temperature,
             rule=make_verifier(rule),
             tokenizer=self._tokenizer,

@@ -8,6 +8,7 @@ few rounds: the first finds the caches as another K has left them, and is not co
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -28,8 +29,9 @@ from .costs import running
 REPEATS = 7
 """Rounds of each K that are timed, at least; more of them where they are short."""
 
-_MOST, _SHORT = 60, 1.0
-"""Of each K, at most, and seconds after which more than `REPEATS` are enough."""
+_MOST, _SHORT, _PRECISE = 120, 1.0, 0.02
+"""Of each K, at most; and more than `REPEATS` are enough after so many seconds, if the median of
+each K is known that well."""
 
 _LEAST = 2
 """Of each K, when time is up."""
@@ -39,6 +41,9 @@ _WARM = 1
 
 _TURN = 3
 """Rounds of a turn, of which the first is not counted."""
+
+TOKENS, _SPAN = 64, 512
+"""That texts go on for in use, by default; and that they do while they are timed, at most."""
 
 _SEED = 0x6F7574_7061_1000
 
@@ -77,6 +82,7 @@ def time_rounds(
     ks: Sequence[int],
     *,
     batch: int = 1,
+    tokens: int = TOKENS,
     temperature: float = 0.0,
     rule: Verifier | None = None,
     tokenizer: Tokenizer | None = None,
@@ -85,9 +91,13 @@ def time_rounds(
 ) -> Mapping[int, Sequence[Lap]]:
     """Rounds of so many requests with the same prompt, by the K that was asked for.
 
+    Attention costs more the longer a text is, and the more rows a pass has. So texts are as long
+    as they are in use, on average.
+
     Args:
         engine: an idle one with a drafter.
-        prompt: token ids; its end, where there is no room for all of it.
+        prompt: token ids.
+        tokens: that such prompts are continued by in use.
         rule: for requests that sample, by default the engine's.
         tokenizer: where tokens are to become text within a round, as they do in use.
         repeats: rounds of each K, at least, while there is time.
@@ -101,8 +111,7 @@ def time_rounds(
         raise OptionError(
             f"drafts of {max(ks)} tokens do not fit {engine.max_len} positions: raise max_len"
         )
-    once = _TURN * sum(k + 1 for k in ks)  # tokens that all of them may take
-    kept = prompt[-max(1, min(len(prompt), room - once)) :]
+    kept, span = _window(prompt, tokens, room)
     params = SamplingParams(
         temperature=temperature, max_new_tokens=engine.max_len, eos_token_ids=()
     )
@@ -114,7 +123,8 @@ def time_rounds(
         with engine.fixed(max(ks), rule):
             for number in range(_WARM + max(_MOST, repeats) // (_TURN - 1) + 1):
                 for k, nth in itertools.product(ks, range(_TURN)):
-                    if not _ready(requests, max(ks)):
+                    far = not nth and any(len(r.emitted) >= span for r in requests)
+                    if far or not _ready(requests, max(ks)):
                         _cancel(engine, requests)
                         requests = [
                             engine.submit(kept, params.with_seed(_SEED + i), tokenizer=tokenizer)
@@ -126,7 +136,7 @@ def time_rounds(
                         found[k].append(lap)
                 timed = (number + 1 - _WARM) * (_TURN - 1)
                 spent = time.perf_counter() - began
-                enough = timed >= repeats and spent > min(_SHORT, seconds)
+                enough = timed >= repeats and spent > _SHORT and _known(found)
                 if enough or (timed >= _LEAST and spent > seconds):
                     break
             _cancel(engine, requests)
@@ -134,6 +144,22 @@ def time_rounds(
         _cancel(engine, requests)
         engine.stats = held
     return found
+
+
+def _window(prompt: Sequence[int], tokens: int, room: int) -> tuple[Sequence[int], int]:
+    """The end of a prompt, and by how many tokens it is to be continued, so that such texts are as
+    long on average as those behind all of it. Where these are short, or the prompt is long, they
+    go on for longer: fewer prompts are to be read then."""
+    middle = min(len(prompt) + tokens / 2, room)
+    span = int(max(1, min(tokens, room / 2), min(middle, _SPAN, 2 * (room - middle))))
+    begin = min(middle - span / 2, room - span)
+    return prompt[-max(1, round(begin)) :], span
+
+
+def _known(found: Mapping[int, Sequence[Lap]]) -> bool:
+    """Whether the median time of each K is: its standard error is about that width by √n."""
+    times = [[lap.whole for lap in laps] for laps in found.values()]
+    return all(spread_of(each) <= _PRECISE * math.sqrt(len(each)) for each in times)
 
 
 def _ready(requests: Sequence[Request], most: int) -> bool:
@@ -182,3 +208,11 @@ def faster_half(times: Sequence[float]) -> float:
     """The mean of the faster half: what else a machine does makes times longer, never shorter."""
     kept = sorted(times)[: max(1, (len(times) + 1) // 2)]
     return statistics.fmean(kept)
+
+
+def spread_of(times: Sequence[float]) -> float:
+    """The width of the middle half, over the median."""
+    if len(times) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
+    return (high - low) / middle
