@@ -90,13 +90,13 @@ class Noting(FillerDrafter):
 
 @pytest.mark.parametrize(
     ("prompt", "tokens", "positions", "longest"),
-    [(60, 40, 4096, 145), (1000, 64, 4096, 1315), (60, 1000, 4096, 1085), (200, 40, 256, 256)],
+    [(60, 40, 4096, 145), (1000, 64, 4096, 1315), (60, 300, 4096, 385), (200, 40, 256, 256)],
 )
 def test_texts_are_as_long_as_they_are_in_use(prompt, tokens, positions, longest):
     """Which the positions of the engine leave open: until they end they would be far longer."""
     drafter = Noting()
     engine = engine_of(drafter, max_len=positions)
-    time_rounds(engine, [1] * prompt, (0, 1, 7), tokens=tokens, repeats=60, seconds=5.0)
+    time_rounds(engine, [1] * prompt, (0, 1, 7), tokens=tokens, repeats=120, seconds=5.0)
     assert statistics.fmean(drafter.lengths) == pytest.approx(prompt + tokens / 2, rel=0.1)
     assert max(drafter.lengths) <= longest
 

@@ -2,12 +2,11 @@
 
 All K take turns within the same requests, plain decoding among them. So what else the machine
 does meanwhile hits all of them alike, and their ratios hold where the times do not. A turn is a
-few rounds: the first finds the caches as another K has left them, and is not counted.
+few rounds: the first find the caches as another K has left them, and are not counted.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import time
@@ -39,8 +38,9 @@ _LEAST = 2
 _WARM = 1
 """Turns of each K in front of them: what runs for the first time takes long."""
 
-_TURN = 3
-"""Rounds of a turn, of which the first is not counted."""
+_COUNTED, _SETTLE, _SETTLE_PLAIN = 2, 1, 6
+"""Rounds of a turn that are counted, and those before them, with a draft and without: what plain
+decoding keeps in the processor's caches, longer drafts have driven out."""
 
 TOKENS, _SPAN = 64, 512
 """That texts go on for in use, by default; and that they do while they are timed, at most."""
@@ -112,6 +112,8 @@ def time_rounds(
             f"drafts of {max(ks)} tokens do not fit {engine.max_len} positions: raise max_len"
         )
     kept, span = _window(prompt, tokens, room)
+    turns = [(k, _SETTLE if k else _SETTLE_PLAIN) for k in ks]
+    rounds = [(k, nth, nth >= first) for k, first in turns for nth in range(first + _COUNTED)]
     params = SamplingParams(
         temperature=temperature, max_new_tokens=engine.max_len, eos_token_ids=()
     )
@@ -121,8 +123,8 @@ def time_rounds(
     began = time.perf_counter()
     try:
         with engine.fixed(max(ks), rule):
-            for number in range(_WARM + max(_MOST, repeats) // (_TURN - 1) + 1):
-                for k, nth in itertools.product(ks, range(_TURN)):
+            for number in range(_WARM + max(_MOST, repeats) // _COUNTED + 1):
+                for k, nth, counts in rounds:
                     far = not nth and any(len(r.emitted) >= span for r in requests)
                     if far or not _ready(requests, max(ks)):
                         _cancel(engine, requests)
@@ -132,9 +134,9 @@ def time_rounds(
                         ]
                     engine.k = k
                     lap = _lap(engine, requests)
-                    if number >= _WARM and nth:
+                    if number >= _WARM and counts:
                         found[k].append(lap)
-                timed = (number + 1 - _WARM) * (_TURN - 1)
+                timed = (number + 1 - _WARM) * _COUNTED
                 spent = time.perf_counter() - began
                 enough = timed >= repeats and spent > _SHORT and _known(found)
                 if enough or (timed >= _LEAST and spent > seconds):
