@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable
 
 import torch
 
@@ -13,7 +14,7 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._began = time.perf_counter()
-        self._marks = [("", self._mark())]
+        self._marks: list[tuple[Hashable, float | torch.cuda.Event]] = [("", self._mark())]
 
     def _mark(self) -> float | torch.cuda.Event:
         if self._device.type != "cuda":
@@ -22,13 +23,13 @@ class Clock:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def lap(self, name: str) -> None:
+    def lap(self, name: Hashable) -> None:
         """A part is over."""
         self._marks.append((name, self._mark()))
 
-    def laps(self) -> dict[str, float]:
+    def laps(self) -> dict[Hashable, float]:
         """Seconds of the parts of each name; on CUDA the device must have been synchronised."""
-        found: dict[str, float] = {}
+        found: dict[Hashable, float] = {}
         for (_, a), (name, b) in zip(self._marks, self._marks[1:], strict=False):
             host = isinstance(a, float) and isinstance(b, float)
             seconds = b - a if host else a.elapsed_time(b) / 1e3  # type: ignore[operator, union-attr, arg-type]

@@ -7,8 +7,9 @@ the target's features of all): the rest it reads when it drafts again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +25,16 @@ from .control import Ask, Controller, Pick, Profile, Spent, Told, key_of, kind_o
 _LATE = 32
 """Tokens a drafter may lack before it is timed how long it takes to read them."""
 
-LOOK, CHOOSE, READ, DRAFT = "look", "choose", "read", "draft"
+CHOOSE, DRAFT = "choose", "draft"
 """Laps of a round."""
+
+
+class Lap(NamedTuple):
+    """One of a member, that has looked or has read so many tokens."""
+
+    member: int
+    read: int = 0
+
 
 DrawNoise = Callable[[int], DraftNoise | None]
 """What drafts of so many nodes are drawn with."""
@@ -66,6 +75,7 @@ class Drafting:
     def __init__(self, drafter: Drafter, controller: Controller | None) -> None:
         self.members = members_of(drafter)
         self.controller = controller
+        self._models = [m for m, member in enumerate(self.members) if not member.instant]
         self._drafter = drafter
         self._slots: dict[int, _Slot] = {}
         self._picks: Sequence[Pick | None] = []
@@ -148,7 +158,8 @@ class Drafting:
             clock.lap(DRAFT)
             return draft
         looked: dict[int, Draft] = {}
-        picks = self.controller.again([c.slot for c in contexts], budgets, left[0])
+        slots, late = [c.slot for c in contexts], self._late_models(contexts[0])
+        picks = self.controller.again(slots, budgets, left[0], late)
         if picks is None:
             looked = self._look(self.controller.looks(), contexts, budgets, warp, clock)
             asks = [
@@ -157,7 +168,7 @@ class Drafting:
             ]
             picks = self.controller.choose(asks, crowded)
             # what is chosen among, costs that, too
-            clock.lap(f"{LOOK} {min(looked)}" if looked else CHOOSE)
+            clock.lap(Lap(min(looked)) if looked else CHOOSE)
         self._picks = picks
         if not looked and (m := _one_for_all(picks)) is not None:
             lengths = [pick.k for pick in picks if pick is not None]
@@ -232,7 +243,7 @@ class Drafting:
                     proposal = _Proposal(m, ids, tree, len(context.tokens))
                     self._slots[context.slot].proposals.append(proposal)
                     self._comparing += 1
-            clock.lap(f"{LOOK} {m}")
+            clock.lap(Lap(m))
         return found
 
     def _offers(self, b: int, looked: Mapping[int, Draft]) -> dict[int, Sequence[int]]:
@@ -249,6 +260,10 @@ class Drafting:
             elif member.reads:
                 lags[m] = self._missed(m, context)
         return lags
+
+    def _late_models(self, context: Context) -> list[int]:
+        """Those with a model that have much to read."""
+        return [m for m in self._models if self._missed(m, context)]
 
     def _missed(self, m: int, context: Context) -> int:
         """Tokens that a member has to read, if they are many."""
@@ -274,7 +289,7 @@ class Drafting:
             lacking += late
             self._slots[c.slot].read[m] = len(c.tokens)
         if lacking:
-            clock.lap(f"{READ} {m} {lacking}")
+            clock.lap(Lap(m, lacking))
 
     def _features(self, member: Drafter, features: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Of all that are tapped those that a member wants."""
@@ -356,19 +371,20 @@ class Drafting:
             assert self.controller is not None
             self.controller.rested(seconds)
 
-    def spent(self, laps: Mapping[str, float], whole: float, rows: int) -> tuple[float, float]:
+    def spent(self, laps: Mapping[Hashable, float], whole: float, rows: int) -> tuple[float, float]:
         """What the round took, in seconds; of it reading and choosing, which are no drafting."""
         if self.controller is None:
             return 0.0, 0.0
         looks: dict[int, float] = {}
         draft, choosing, reading = laps.get(DRAFT, 0.0), laps.get(CHOOSE, 0.0), 0.0
-        for name, seconds in laps.items():
-            what, *numbers = name.split()
-            if what == LOOK:
-                looks[int(numbers[0])] = seconds
-            elif what == READ:
+        for lap, seconds in laps.items():
+            if not isinstance(lap, Lap):
+                continue
+            if lap.read:
                 reading += seconds
-                self.controller.read(int(numbers[0]), int(numbers[1]), seconds)
+                self.controller.read(lap.member, lap.read, seconds)
+            else:
+                looks[lap.member] = seconds
         rest = whole - choosing - draft - reading - sum(looks.values())
         spent = Spent(looks, draft, reading, rest, rows, choosing, self._late)
         self.controller.spent(self._picks, spent)

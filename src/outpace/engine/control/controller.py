@@ -18,20 +18,19 @@ text must not depend on it where a seed is to give the same text again: see `Eng
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .aftermath import Aftermath
-from .estimates import AGES, Estimates, Key
-from .held import PLAIN, Choice, Held
+from .estimates import Estimates, Key
+from .held import PLAIN, Choice, Held, Question
 from .looks import Looks
 from .options import KEEP, Option, Options, kind_beside, over
-from .plan import Ask, Pick, Profile, Spent, Told
+from .plan import Ask, Pick, Profile, Spent, Told, kind_of
 from .prices import LEAST_TIMED, Prices, settled
 from .probes import Candidate, Probes
 from .purse import Purse
@@ -124,9 +123,10 @@ class Controller:
         self._batch = 1
         self._asked = self.most  # the longest budget of those
         self._chosen = PLAIN
-        self._plan: Sequence[Choice] = ()  # of a single sequence, by age
-        # for sequences that begin, and until when
-        self._plans: dict[_Beginning, tuple[float, Sequence[Choice]]] = {}
+        self._alike: dict[int, _Beginning] = {}  # sequences that go as others like them did
+        # the last question where nothing is offered, of whom, and until when it is the same
+        self._same: tuple[Sequence[int], Sequence[int], float, Question] | None = None
+        self._parts = 0.0  # when there is time to choose for one by what it has shown itself
 
     # --- sequences ---------------------------------------------------------------
 
@@ -137,12 +137,14 @@ class Controller:
             self._resting = 0
         elif not (self._purse.empty or self._vain):  # much of what was known then still is
             self._resting = min(self._resting, self._round + _AFRESH)
-        self._keys[slot], self._prompts[slot], self._opened, self._plan = key, prompt, True, ()
+        self._keys[slot], self._prompts[slot], self._opened = key, prompt, True
         self._worths[slot] = self._prices.plain(1)
         self._passed.pop(slot, None)
         self._estimates.open(slot, key)
         self._looks.new_text()
-        self._held.drop()
+        self._held.part()
+        self._alike.pop(slot, None)
+        self._parts, self._same = self._held.until, None
 
     def close(self, slot: int) -> None:
         self._learn()
@@ -202,12 +204,13 @@ class Controller:
         self._rested, self._timing = [], False
 
     def again(
-        self, slots: Sequence[int], budgets: Sequence[int], left: int = 0
+        self, slots: Sequence[int], budgets: Sequence[int], left: int = 0, late: Sequence[int] = ()
     ) -> Sequence[Pick | None] | None:
         """Begin a round; the last choice, where it need not be thought about.
 
         Args:
             left: tokens that one of them may still emit.
+            late: drafters that have much to read of its text.
         """
         self._begin()
         self._asked = max(budgets)
@@ -221,18 +224,18 @@ class Controller:
             self._probes.now = None
             self._rest(slots)
             return [None] * len(slots)
-        if self._looks.due(self._round, self._paid):
+        if self._instant and self._looks.due(self._round, self._paid):
             return None
         alone = len(self._instant) == len(self.members)  # what they propose is all there is
-        choice = PLAIN if alone else self._held.find(self._held.question(slots))
-        if choice is None and self._opened and len(slots) == 1 and not alone:
-            choice = self._planned(slots[0], left)
+        choice = PLAIN if alone else self._held.find(self._question(slots, left, late))
         if choice is None:
             return None
         drafts = choice.member >= 0 and choice.k
         if not (drafts or probed or alone) and self._round >= self._resting:
             self._held.drop()  # what was waited for may be tried
             return None
+        if not alone:
+            self._adopt(choice)
         if not drafts:
             self._now = choice
             self._rest(slots)
@@ -275,7 +278,9 @@ class Controller:
 
     def refused(self) -> None:
         """Who was chosen for this round has nothing to propose."""
-        self._now = PLAIN
+        self._now, self._same = PLAIN, None
+        for slot in self._keys:
+            self._estimates.part(slot)
         self._held.drop()
 
     def looks(self) -> list[int]:
@@ -297,17 +302,17 @@ class Controller:
         Args:
             crowded: whether others wait until one of them ends.
         """
-        question = self._held.question([a.slot for a in asks], asks)
+        late = [m for m, lag in asks[0].lags.items() if lag]
+        question = self._question([a.slot for a in asks], asks[0].left, late, asks)
         choice = self._held.find(question)
         if choice is None:
-            began, opened = self._held.begin(), self._opened
+            began = self._held.begin(question)
             self._learn()
             choice, tried = self._choose(asks, crowded)
             self._held.keep(question, choice, began)
-            if opened and len(self._plan) == AGES:  # it was at its very beginning
-                self._plans[self._like(asks[0].slot, asks[0].left)] = self._held.until, self._plan
         else:
             tried = False
+            self._adopt(choice)
         self._now = choice
         if tried:
             self._now, picks = PLAIN, self._trial(asks)
@@ -358,26 +363,48 @@ class Controller:
         expected = self._options.expected(asks, each, best, k)
         choice = Choice(member, *best.lengths(k), gain, *expected)
         self._take(choice)
-        planned = n == 1 and self._opened and k and member >= 0
-        self._plan = self._options.ahead(asks[0], choice, plain) if planned else ()
         if self._opened:
             self._vain = not k
         self._opened = False
         return choice, tried
 
-    def _like(self, slot: int, left: int) -> _Beginning:
-        """What sequences are like one that begins."""
-        return self._keys[slot], self._prompts[slot].bit_length(), left.bit_length()
+    def _question(
+        self, slots: Sequence[int], left: int, late: Sequence[int], asks: Sequence[Ask] = ()
+    ) -> Question:
+        """What is to be chosen; without asks nothing is offered."""
+        if not asks:
+            last = self._same
+            if last and last[0] == slots and last[1] == late and self._held.now < last[2]:
+                return last[3]
+            question = self._new_question(slots, left, late, 0)
+            until = self._parts if question.alike else math.inf
+            self._same = slots, late, until, question
+            return question
+        offered = [max(map(len, a.offers.values()), default=1) - 1 for a in asks]
+        return self._new_question(slots, left, late, kind_of(sum(offered)))
 
-    def _planned(self, slot: int, left: int) -> Choice | None:
-        """What was chosen for a sequence that began a short time ago."""
-        until, plan = self._plans.get(self._like(slot, left), (0.0, ()))
-        if self._held.now >= until:
-            return None
-        self._opened, self._vain, self._plan = False, False, plan
-        self._held.adopt([slot], plan[-1])
-        self._take(plan[-1])
-        return plan[-1]
+    def _new_question(
+        self, slots: Sequence[int], left: int, late: Sequence[int], kind: int
+    ) -> Question:
+        """As long as there is no time to choose for a sequence by what it has shown itself, and it
+        goes as expected, what is chosen is for all that are like it."""
+        if len(slots) > 1 or self._held.now >= self._parts:
+            for slot in slots:
+                self._estimates.part(slot)
+        elif self._estimates.alike(slots[0]):
+            slot = slots[0]
+            if slot not in self._alike:
+                sizes = self._prompts[slot].bit_length(), left.bit_length()
+                self._alike[slot] = self._keys[slot], *sizes
+            who = self._alike[slot], self._estimates.age(slot), tuple(late)
+            return Question(who, kind, alike=True)
+        return Question(tuple(slots), kind)
+
+    def _adopt(self, choice: Choice) -> None:
+        """A sequence that has just begun goes by what was chosen for others like it."""
+        if self._opened:
+            self._opened, self._vain = False, not choice.k
+            self._take(choice)
 
     def _take(self, choice: Choice) -> None:
         """This is the last choice from now on."""
@@ -478,17 +505,9 @@ class Controller:
     def emitted(self, slot: int, tokens: int) -> None:
         """So many tokens of a sequence."""
         if self._estimates.emitted(slot, tokens) and self._batch == 1:
-            age = self._estimates.age(slot)
-            self._turn_to(slot, self._plan[age] if self._plan else None)
+            self._held.part()
+            self._same = None
         self._earned += tokens * self._worths.get(slot, 0.0)
-
-    def _turn_to(self, slot: int, choice: Choice | None) -> None:
-        """What was to be expected of a sequence so old, as long as it has gone as expected."""
-        if choice is None:
-            self._held.drop()
-        elif not choice.like(self._chosen):
-            self._held.exchange([slot], choice)
-            self._take(choice)
 
     def told(self, told: Told) -> None:
         """A proposal was judged, or the text has shown what would have become of it."""
@@ -510,7 +529,8 @@ class Controller:
         plain = self._prices.plain(len(picks))
         saved = self._earned if any(picks) else plain
         self._news.append((picks, spent, saved))
-        self._held.passed(spent.seconds)
+        whole = spent.seconds
+        self._held.passed(whole)
         if len(self._news) > _NEWS:
             self._learn()
         if any(picks):
@@ -518,11 +538,13 @@ class Controller:
         else:
             self._aftermath.followed(spent.rest)
         if plain and not self._fixed:
-            seconds = spent.seconds - spent.reading
-            self._purse.read(spent.reading, plain)
-            self._purse.spent(seconds, saved, plain)
+            seconds = whole - spent.reading
+            if spent.reading:
+                self._purse.read(spent.reading, plain)
+            self._purse.spent(seconds, saved, plain, self._chosen.k > 0)
             self._lost += seconds - saved
             if self._purse.empty or self._lost > _LOST * plain or self._surprised(saved):
+                self._parts, self._same = 0.0, None
                 self._held.drop()
 
     def _surprised(self, saved: float) -> bool:
@@ -540,18 +562,17 @@ class Controller:
         """What was told since the last choice: rounds for which it was held did not wait."""
         self._settle()
         news, self._news = self._news, []
-        rounds = []
+        alike: dict[tuple[Any, ...], list[Spent]] = {}
         for item in news:
             if isinstance(item, _Judged):
                 self._estimates.add(*item)
                 self._probes.told(item.told)
                 continue
             picks, spent, saved = item
-            rounds.append((picks, spent))
+            alike.setdefault((tuple(picks), spent.rows, *spent.looks), []).append(spent)
             self._probes.spent(spent.seconds, saved, self._prices.plain(len(picks)))
-        for _, some in itertools.groupby(rounds, lambda r: (*r[0], r[1].rows, *r[1].looks)):
-            alike = list(some)
-            self._prices.add(alike[0][0], [spent for _, spent in alike])
+        for (picks, *_), spents in alike.items():
+            self._prices.add(picks, spents)
 
     # --- why ----------------------------------------------------------------------
 

@@ -38,9 +38,6 @@ _AGES = 32, 4
 """Tokens that are a sequence's beginning, and its very beginning. Later texts repeat themselves
 more, and what answers a prompt is the hardest to draft."""
 
-AGES = len(_AGES) + 1
-"""How many there are."""
-
 _CHANGED = math.log(1e-3)
 """A streak of rounds that accept nothing, or all, that is less likely by what was believed shows
 that the text is another one now: what it showed before is forgotten."""
@@ -162,10 +159,12 @@ class _Table:
 
 @dataclass(slots=True)
 class _Open:
-    """A sequence: its tokens, its evidence by member and kind, and what follows from it."""
+    """A sequence: its tokens, whether it is taken for one like all others, its evidence by member
+    and kind, and what follows from it."""
 
     key: Key
     tokens: int = 0
+    alike: bool = True
     own: dict[tuple[int, int], _Table] = field(default_factory=dict)
     outlooks: dict[tuple[int, int], Outlook] = field(default_factory=dict)
 
@@ -211,9 +210,16 @@ class Estimates:
         """Of a sequence: 0, or more the nearer it is to its beginning."""
         return self._open[slot].age
 
-    def ahead(self, slot: int, member: int, kind: int, age: int) -> Outlook:
-        """What rounds are expected to emit for such a sequence when it is older."""
-        return Outlook.of(self._prior(self._open[slot].key, member, kind, age), self._most)
+    def alike(self, slot: int) -> bool:
+        """Whether a sequence is taken for one like all others, whatever it has shown."""
+        return self._open[slot].alike
+
+    def part(self, slot: int) -> None:
+        """What a sequence has shown itself counts from now on."""
+        open_ = self._open[slot]
+        if open_.alike:
+            open_.alike = False
+            open_.outlooks.clear()
 
     def length(self, slot: int) -> int:
         """Tokens that a sequence has emitted."""
@@ -265,7 +271,7 @@ class Estimates:
         if found is None:
             alphas = self._prior(open_.key, member, kind, open_.age)
             own = open_.own.get(which)
-            if own is not None:
+            if own is not None and not open_.alike:
                 alike = self._alike.get(which) or Likeness(_ROUNDS)
                 trust = _AWARE if own.changed else alike.trust(open_.tokens, _OWN)
                 alphas = own.alphas(alphas, trust)

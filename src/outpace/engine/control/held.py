@@ -3,15 +3,14 @@
 Choosing takes a millisecond or two. Where a pass takes little more, as of a small model,
 a choice serves the rounds that follow, if they ask the same: as long as it takes for all that
 was thought since the first of them to be half a hundredth of the time (`_SHARE`), and longer where
-thinking again and again has changed nothing.
+thinking again and again has changed nothing. A short text of such a model takes less time than
+that: what was chosen for one serves the texts that follow and go like it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
-
-from .plan import Ask, kind_of
 
 _SHARE = 0.005
 """Of the time that choosing may take."""
@@ -22,8 +21,19 @@ _PATIENT = 4
 _SOON = 0.25
 """Of the time since the first choice: as long as little is known, none is held for longer."""
 
-Question = tuple[tuple[int, ...], int]
-"""The sequences' slots, and the kind of all that they are offered together."""
+
+class Question(NamedTuple):
+    """What a choice answers.
+
+    Attributes:
+        who: the sequences' slots, or what sequences are like that one is like.
+        kind: of all that they are offered together.
+        alike: whether it is asked of any sequence that is like it.
+    """
+
+    who: Hashable
+    kind: int
+    alike: bool = False
 
 
 class Choice(NamedTuple):
@@ -59,75 +69,95 @@ PLAIN = Choice(-1, 0, 0, 0)
 """Nobody drafts."""
 
 
+class _Book:
+    """Choices that are thought about anew at the same time."""
+
+    def __init__(self) -> None:
+        self._choices: dict[Question, Choice] = {}
+        self._before: dict[Question, Choice] = {}  # the last ones
+        self._first: float | None = None
+        self._began = self._thought = 0.0
+        self._patience = 1  # times as long as usual
+        self._until = 0.0  # when they are to be thought about again
+
+    def drop(self) -> None:
+        self._retire()
+        self._patience = 1
+
+    def _retire(self) -> None:
+        if self._choices:
+            self._before, self._choices = self._choices, {}
+
+    def find(self, question: Question, now: float) -> Choice | None:
+        choice = self._choices.get(question)
+        return choice if choice is not None and now < self._until else None
+
+    def begin(self, now: float) -> None:
+        if self._first is None:
+            self._first = now
+        if now >= self._until:
+            self._retire()
+        if not self._choices:
+            self._began, self._thought = now, 0.0
+
+    def keep(self, question: Question, choice: Choice, seconds: float) -> None:
+        before = self._before.pop(question, None)
+        if not self._choices:
+            same = before is not None and before.like(choice)
+            self._patience = min(2 * self._patience, _PATIENT) if same else 1
+        self._choices[question] = choice
+        self._thought += seconds
+        since = self._began - (self._first or 0.0)
+        longest = self._patience * self._thought / _SHARE
+        self._until = self._began + min(longest, since * _SOON)
+
+
 class Held:
-    """Choices by what was asked.
+    """Choices by what was asked: of some sequences, which end with them, and of all that are like
+    one.
 
     Args:
         clock: tells the time in seconds, to know what thinking takes.
 
     Attributes:
         now: seconds that rounds took: what else runs between them makes nothing outdated.
+        until: when there is time to think again, so long after the last thought.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._choices: dict[Question, Choice] = {}
-        self.now = 0.0
-        self._first: float | None = None
-        self._began = self._thought = 0.0
-        self._last, self._patience = PLAIN, 1  # the last choice, and times as long as usual
+        self._own, self._alike = _Book(), _Book()
+        self._anew = False
+        self.now = self.until = 0.0
 
     def drop(self) -> None:
         """What is asked next is to be thought about: something has changed."""
-        self._choices.clear()
-        self._patience = 1
+        self._own.drop()
+        self._anew = True
+
+    def part(self) -> None:
+        """What was chosen for some sequences does not hold for those that are asked about next."""
+        self._own.drop()
 
     def passed(self, seconds: float) -> None:
         """A round took so long."""
         self.now += seconds
 
-    def begin(self) -> float:
+    def begin(self, question: Question) -> float:
         """Something begins to be thought about: when."""
-        now = self.now
-        if self._first is None:
-            self._first = now
-        if now >= self.until:
-            self._choices.clear()
-        if not self._choices:
-            self._began, self._thought = now, 0.0
+        self._book(question).begin(self.now)
         return self._clock()
-
-    @property
-    def until(self) -> float:
-        """When what was chosen last is to be thought about again."""
-        since = 0.0 if self._first is None else self._began - self._first
-        return self._began + min(self._patience * self._thought / _SHARE, since * _SOON)
 
     def keep(self, question: Question, choice: Choice, began: float) -> None:
         """A choice that was begun to be thought about then."""
-        if not self._choices:
-            same = choice.like(self._last)
-            self._patience, self._last = min(2 * self._patience, _PATIENT) if same else 1, choice
-        self._choices[question] = choice
-        self._thought += self._clock() - began
-
-    def adopt(self, slots: Sequence[int], choice: Choice) -> None:
-        """A choice for them where nothing is offered, as if it had been thought about now."""
-        self.drop()
-        self._choices[self.question(slots)] = choice
-        self._began = self.now
-
-    def exchange(self, slots: Sequence[int], choice: Choice) -> None:
-        """Another choice for them where nothing is offered, that need not be thought about."""
-        if self._choices:
-            self._choices = {self.question(slots): choice}
+        seconds = self._clock() - began
+        self._book(question).keep(question, choice, seconds)
+        later = max(self.until, self.now) + seconds / _SHARE
+        self._anew, self.until = False, min(later, (1 + _SOON) * self.now)
 
     def find(self, question: Question) -> Choice | None:
         """What was chosen then, if that is not too long ago."""
-        choice = self._choices.get(question)
-        return choice if choice is not None and self.now < self.until else None
+        return None if self._anew else self._book(question).find(question, self.now)
 
-    def question(self, slots: Sequence[int], asks: Sequence[Ask] = ()) -> Question:
-        """What is asked; without asks nothing is offered."""
-        offered = [max(map(len, a.offers.values()), default=1) - 1 for a in asks]
-        return tuple(slots), kind_of(sum(offered))
+    def _book(self, question: Question) -> _Book:
+        return self._alike if question.alike else self._own

@@ -188,19 +188,6 @@ class Options:
         """How far a drafter may go: at most twice as far as before."""
         return max(2 * self._prices.longest(m, n), _K_FIRST // n, 1)
 
-    def ahead(self, ask: Ask, choice: Choice, plain: float) -> Sequence[Choice]:
-        """How far the drafter of a sequence that begins is expected to go when it is older: by
-        age (`Estimates.age`), up to its own."""
-        m, plan = choice.member, list[Choice]()
-        for age in range(self._estimates.age(ask.slot)):
-            outlook = self._estimates.ahead(ask.slot, m, kind_beside(ask), age)
-            option = self._single(m, ask, outlook, plain, choice)
-            k = int(option.speeds.argmax())
-            lengths, saves = option.lengths(k), float(option.saved[k])
-            varies = plain * math.sqrt(outlook.variance(*lengths))
-            plan.append(Choice(m, *lengths, 0.0, saves, varies))
-        return [*plan, choice]
-
     def expected(
         self, asks: Sequence[Ask], each: Floats, best: Option, k: int
     ) -> tuple[float, float]:

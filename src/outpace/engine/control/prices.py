@@ -132,8 +132,9 @@ class Prices:
         self.seconds += sum(seconds)
 
     def add(self, picks: Sequence[Pick | None], spents: Sequence[Spent]) -> None:
-        """What rounds took, one after the other, in which the same was picked and as many rows were
-        scored. They count as one measurement: what is noise is nearly the same in all of them."""
+        """What rounds took, soon one after the other, in which the same was picked and as many rows
+        were scored. They count as one measurement: what is noise is nearly the same in all of
+        them."""
         batch, rest = len(picks), self._rest
         self._age += len(spents)
         rows, seconds = spents[0].rows, _usual([spent.rest for spent in spents])

@@ -52,26 +52,32 @@ class Survival:
         # of rounds, by how many depths they reached and accepted: to count one is one addition
         self._reached, self._accepted = np.zeros(most + 1), np.zeros(most + 1)
         self._memory = memory
-        self._tokens = 0.0
-        self.weight = 1.0
-        """Of a round now."""
+        self._tokens = self._weighed = 0.0  # since a round weighed 1, and for which that is known
+        self._weight = 1.0
         self.empty = True
         """Whether nothing was counted."""
 
     def pass_by(self, tokens: float) -> None:
         """Text was emitted."""
         self._tokens += tokens
-        self.weight = math.exp(self._tokens / self._memory)
-        if self.weight > _LARGE:
-            self._reached /= self.weight
-            self._accepted /= self.weight
-            self._tokens, self.weight = 0.0, 1.0
+
+    @property
+    def weight(self) -> float:
+        """Of a round now."""
+        if self._tokens != self._weighed:
+            self._weight = math.exp(self._tokens / self._memory)
+            self._weighed = self._tokens
+            if self._weight > _LARGE:
+                self._reached /= self._weight
+                self._accepted /= self._weight
+                self._tokens, self._weighed, self._weight = 0.0, 0.0, 1.0
+        return self._weight
 
     def add(self, reached: int, accepted: int) -> None:
         """Count a round: depths that it reached, and of these the first that it accepted."""
-        self.empty = False
-        self._reached[min(reached, self.depths)] += self.weight
-        self._accepted[min(accepted, self.depths)] += self.weight
+        self.empty, weight = False, self.weight
+        self._reached[min(reached, self.depths)] += weight
+        self._accepted[min(accepted, self.depths)] += weight
 
     def gain(self, other: Survival, tokens: float) -> None:
         """Count what another has counted, as so many tokens later."""
