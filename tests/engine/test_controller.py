@@ -781,11 +781,12 @@ def test_a_text_is_one_of_many_until_it_goes_another_way():
         return [float(x) for x in (*texts[0].mean(0), *texts[1:].mean((0, 1)))]
 
     often, fast, seldom, slow = means(Controller)
-    assert seldom < 1.6 < 2 < often
-    assert fast < 1.1 * means(OfItsOwn)[1]
-    assert slow < 1.02 * means(OfItsOwn)[3]
+    own = means(OfItsOwn)
+    assert 1.2 * seldom < often
+    assert seldom < 0.6 * own[2]
+    assert fast < 1.1 * own[1]
+    assert slow < 1.02 * own[3]
     assert means(NeverSurprised)[1] > 1.2 * fast
-    assert means(OfItsOwn)[2] > 2 * seldom
 
 
 def test_who_was_thought_to_pay_and_lost_all_waits_until_there_is_enough_for_some_drafts():

@@ -43,7 +43,7 @@ class Script(Controller):
     def rests(self, batch, waiting):
         return False
 
-    def again(self, slots, budgets, left=0):
+    def again(self, slots, budgets, left=0, late=()):
         self._round += 1
 
     def looks(self):

@@ -236,7 +236,7 @@ class Knows(Controller):
     def rests(self, batch, waiting):
         return False
 
-    def again(self, slots, budgets, left=0):
+    def again(self, slots, budgets, left=0, late=()):
         return None
 
     def choose(self, asks, crowded=False):

@@ -109,7 +109,7 @@ class Adverse(Controller):
     def rests(self, batch, waiting):
         return False
 
-    def again(self, slots, budgets, left=0):
+    def again(self, slots, budgets, left=0, late=()):
         return None
 
     def looks(self):

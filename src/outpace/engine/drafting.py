@@ -20,7 +20,7 @@ from ..sampling import DraftNoise, Warp
 from ..trees import chain, cut
 from ..types import Draft, PointMass, Tree
 from .clock import Clock
-from .control import Ask, Controller, Pick, Profile, Spent, Told, key_of, kind_of
+from .control import Ask, Controller, Pick, Profile, Spent, Told, key_of, kind_of, late
 
 _LATE = 32
 """Tokens a drafter may lack before it is timed how long it takes to read them."""
@@ -75,7 +75,7 @@ class Drafting:
     def __init__(self, drafter: Drafter, controller: Controller | None) -> None:
         self.members = members_of(drafter)
         self.controller = controller
-        self._models = [m for m, member in enumerate(self.members) if not member.instant]
+        self._models = [(m, member) for m, member in enumerate(self.members) if not member.instant]
         self._drafter = drafter
         self._slots: dict[int, _Slot] = {}
         self._picks: Sequence[Pick | None] = []
@@ -158,8 +158,8 @@ class Drafting:
             clock.lap(DRAFT)
             return draft
         looked: dict[int, Draft] = {}
-        slots, late = [c.slot for c in contexts], self._late_models(contexts[0])
-        picks = self.controller.again(slots, budgets, left[0], late)
+        slots, lacking = [c.slot for c in contexts], late(self._lags(contexts[0]))
+        picks = self.controller.again(slots, budgets, left[0], lacking)
         if picks is None:
             looked = self._look(self.controller.looks(), contexts, budgets, warp, clock)
             asks = [
@@ -252,18 +252,12 @@ class Drafting:
     def _lags(self, context: Context) -> dict[int, int | None]:
         """What those with a model have not read; None where they have no room."""
         lags: dict[int, int | None] = {}
-        for m, member in enumerate(self.members):
-            if member.instant:
-                continue
+        for m, member in self._models:
             if member.room(context) <= 0:
                 lags[m] = None
             elif member.reads:
                 lags[m] = self._missed(m, context)
         return lags
-
-    def _late_models(self, context: Context) -> list[int]:
-        """Those with a model that have much to read."""
-        return [m for m in self._models if self._missed(m, context)]
 
     def _missed(self, m: int, context: Context) -> int:
         """Tokens that a member has to read, if they are many."""

@@ -2,7 +2,18 @@
 
 from .controller import Controller
 from .estimates import key_of
-from .plan import Ask, Pick, Profile, Spent, Told, kind_of
+from .plan import Ask, Pick, Profile, Spent, Told, kind_of, late
 from .report import Report
 
-__all__ = ["Ask", "Controller", "Pick", "Profile", "Report", "Spent", "Told", "key_of", "kind_of"]
+__all__ = [
+    "Ask",
+    "Controller",
+    "Pick",
+    "Profile",
+    "Report",
+    "Spent",
+    "Told",
+    "key_of",
+    "kind_of",
+    "late",
+]

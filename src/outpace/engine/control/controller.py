@@ -28,9 +28,9 @@ import numpy as np
 from .aftermath import Aftermath
 from .estimates import Estimates, Key
 from .held import PLAIN, Choice, Held, Question
-from .looks import Looks
+from .looks import REPEATS, Looks
 from .options import KEEP, Option, Options, kind_beside, over
-from .plan import Ask, Pick, Profile, Spent, Told, kind_of
+from .plan import Ask, Late, Pick, Profile, Spent, Told, kind_of, late
 from .prices import LEAST_TIMED, Prices, settled
 from .probes import Candidate, Probes
 from .purse import Purse
@@ -123,10 +123,13 @@ class Controller:
         self._batch = 1
         self._asked = self.most  # the longest budget of those
         self._chosen = PLAIN
-        self._alike: dict[int, _Beginning] = {}  # sequences that go as others like them did
+        self._alike: dict[int, _Beginning] = {}  # what sequences are like
         # the last question where nothing is offered, of whom, and until when it is the same
-        self._same: tuple[Sequence[int], Sequence[int], float, Question] | None = None
-        self._parts = 0.0  # when there is time to choose for one by what it has shown itself
+        self._same: tuple[Sequence[int], Late, float, Question] | None = None
+        # when there is time to choose for one by what it has shown itself, or there must be
+        self._parts = 0.0
+        self._answered: Question | None = None  # by what this round goes by
+        self._aged = False  # since the last choice
 
     # --- sequences ---------------------------------------------------------------
 
@@ -188,7 +191,8 @@ class Controller:
             return
         rounds, n, seconds = len(self._rested), len(self._resters), sum(self._rested)
         for slot in self._resters:
-            self._estimates.emitted(slot, rounds)
+            if self._estimates.emitted(slot, rounds):
+                self._ages()
         if not (self._prices.plain_rounds() or settled(self._rested)):
             self._rested = []  # too few behind a prompt to tell what one takes
             return
@@ -204,22 +208,22 @@ class Controller:
         self._rested, self._timing = [], False
 
     def again(
-        self, slots: Sequence[int], budgets: Sequence[int], left: int = 0, late: Sequence[int] = ()
+        self, slots: Sequence[int], budgets: Sequence[int], left: int = 0, late: Late = ()
     ) -> Sequence[Pick | None] | None:
         """Begin a round; the last choice, where it need not be thought about.
 
         Args:
             left: tokens that one of them may still emit.
-            late: drafters that have much to read of its text.
+            late: drafters that have much to read of its text, see `late`.
         """
         self._begin()
-        self._asked = max(budgets)
+        self._asked, self._batch = max(budgets), len(slots)
         self._settle()
         probed = self._probes.now is not None
         if probed:
             self._learn()
             if not self._probes.over():
-                self._held.drop()  # it goes on
+                self._goes_apart()  # it goes on
         if self._purse.empty:
             self._probes.now = None
             self._rest(slots)
@@ -302,8 +306,7 @@ class Controller:
         Args:
             crowded: whether others wait until one of them ends.
         """
-        late = [m for m, lag in asks[0].lags.items() if lag]
-        question = self._question([a.slot for a in asks], asks[0].left, late, asks)
+        question = self._question([a.slot for a in asks], asks[0].left, late(asks[0].lags), asks)
         choice = self._held.find(question)
         if choice is None:
             began = self._held.begin(question)
@@ -365,30 +368,30 @@ class Controller:
         self._take(choice)
         if self._opened:
             self._vain = not k
-        self._opened = False
+        self._opened = self._aged = False
         return choice, tried
 
     def _question(
-        self, slots: Sequence[int], left: int, late: Sequence[int], asks: Sequence[Ask] = ()
+        self, slots: Sequence[int], left: int, late: Late, asks: Sequence[Ask] = ()
     ) -> Question:
         """What is to be chosen; without asks nothing is offered."""
-        if not asks:
-            last = self._same
-            if last and last[0] == slots and last[1] == late and self._held.now < last[2]:
-                return last[3]
-            question = self._new_question(slots, left, late, 0)
-            until = self._parts if question.alike else math.inf
-            self._same = slots, late, until, question
-            return question
-        offered = [max(map(len, a.offers.values()), default=1) - 1 for a in asks]
-        return self._new_question(slots, left, late, kind_of(sum(offered)))
+        if asks:
+            offered = [max(map(len, a.offers.values()), default=1) - 1 for a in asks]
+            self._answered = self._new_question(slots, left, late, kind_of(sum(offered)))
+            return self._answered
+        last = self._same
+        if last and last[0] == slots and last[1] == late and self._held.now < last[2]:
+            self._answered = last[3]
+        else:
+            self._answered = self._new_question(slots, left, late, 0)
+            until = self._parts if self._answered.alike else math.inf
+            self._same = slots, late, until, self._answered
+        return self._answered
 
-    def _new_question(
-        self, slots: Sequence[int], left: int, late: Sequence[int], kind: int
-    ) -> Question:
+    def _new_question(self, slots: Sequence[int], left: int, late: Late, kind: int) -> Question:
         """As long as there is no time to choose for a sequence by what it has shown itself, and it
         goes as expected, what is chosen is for all that are like it."""
-        if len(slots) > 1 or self._held.now >= self._parts:
+        if len(slots) > 1 or self._fixed or self._held.now >= self._parts:
             for slot in slots:
                 self._estimates.part(slot)
         elif self._estimates.alike(slots[0]):
@@ -397,14 +400,28 @@ class Controller:
                 sizes = self._prompts[slot].bit_length(), left.bit_length()
                 self._alike[slot] = self._keys[slot], *sizes
             who = self._alike[slot], self._estimates.age(slot), tuple(late)
-            return Question(who, kind, alike=True)
+            return Question((*who, left.bit_length()) if late else who, kind, alike=True)
         return Question(tuple(slots), kind)
 
     def _adopt(self, choice: Choice) -> None:
-        """A sequence that has just begun goes by what was chosen for others like it."""
+        """A sequence that has just begun, or has another age now, goes by what was chosen for
+        others like it."""
         if self._opened:
-            self._opened, self._vain = False, not choice.k
+            self._vain = not choice.k
+        if self._opened or self._aged:
+            self._opened = self._aged = False
             self._take(choice)
+
+    def _ages(self) -> None:
+        """A sequence has another age now."""
+        if self._batch == 1:
+            self._held.part()
+            self._same, self._aged = None, True
+
+    def _goes_apart(self) -> None:
+        """A sequence does not go as expected: it is to be thought about by what it has shown."""
+        self._parts, self._same = 0.0, None
+        self._held.drop()
 
     def _take(self, choice: Choice) -> None:
         """This is the last choice from now on."""
@@ -504,9 +521,8 @@ class Controller:
 
     def emitted(self, slot: int, tokens: int) -> None:
         """So many tokens of a sequence."""
-        if self._estimates.emitted(slot, tokens) and self._batch == 1:
-            self._held.part()
-            self._same = None
+        if self._estimates.emitted(slot, tokens):
+            self._ages()
         self._earned += tokens * self._worths.get(slot, 0.0)
 
     def told(self, told: Told) -> None:
@@ -523,6 +539,9 @@ class Controller:
                 self._looks.drafted(told.accepted, self._round)
         else:
             self._looks.judged(i, told.accepted, self._round)
+            repeats = told.accepted == told.reached >= REPEATS
+            if repeats and not self._now.k and self._held.now < self._parts:
+                self._goes_apart()
 
     def spent(self, picks: Sequence[Pick | None], spent: Spent) -> None:
         """What a round took; told after everything else about it."""
@@ -541,11 +560,14 @@ class Controller:
             seconds = whole - spent.reading
             if spent.reading:
                 self._purse.read(spent.reading, plain)
-            self._purse.spent(seconds, saved, plain, self._chosen.k > 0)
+            chose = self._chosen.k > 0 and self._probes.now is None
+            self._purse.spent(seconds, saved, plain, chose)
             self._lost += seconds - saved
-            if self._purse.empty or self._lost > _LOST * plain or self._surprised(saved):
-                self._parts, self._same = 0.0, None
-                self._held.drop()
+            lost = self._purse.empty or self._lost > _LOST * plain
+            if lost and self._answered is not None:
+                self._held.forget(self._answered)
+            if lost or self._surprised(saved):
+                self._goes_apart()
 
     def _surprised(self, saved: float) -> bool:
         """Whether drafts are accepted as nobody expected, after one more round."""

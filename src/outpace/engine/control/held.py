@@ -84,6 +84,9 @@ class _Book:
         self._retire()
         self._patience = 1
 
+    def forget(self, question: Question) -> None:
+        self._choices.pop(question, None)
+
     def _retire(self) -> None:
         if self._choices:
             self._before, self._choices = self._choices, {}
@@ -121,7 +124,7 @@ class Held:
 
     Attributes:
         now: seconds that rounds took: what else runs between them makes nothing outdated.
-        until: when there is time to think again, so long after the last thought.
+        until: when there is time to think of a sequence alone, so long after the last thoughts.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -139,6 +142,10 @@ class Held:
         """What was chosen for some sequences does not hold for those that are asked about next."""
         self._own.drop()
 
+    def forget(self, question: Question) -> None:
+        """That choice was wrong."""
+        self._book(question).forget(question)
+
     def passed(self, seconds: float) -> None:
         """A round took so long."""
         self.now += seconds
@@ -153,7 +160,8 @@ class Held:
         seconds = self._clock() - began
         self._book(question).keep(question, choice, seconds)
         later = max(self.until, self.now) + seconds / _SHARE
-        self._anew, self.until = False, min(later, (1 + _SOON) * self.now)
+        longest = self.now + _PATIENT * seconds / _SHARE
+        self._anew, self.until = False, min(later, longest, (1 + _SOON) * self.now)
 
     def find(self, question: Question) -> Choice | None:
         """What was chosen then, if that is not too long ago."""

@@ -18,7 +18,7 @@ from .prices import Prices
 _PAUSE = 4
 """A drafter whose looks cost more than they bring is looked at once in so many rounds at most."""
 
-_REPEATS = 4
+REPEATS = 4
 """Tokens that were right, from which on the text may be one that repeats itself."""
 
 _LOOKS = 0.005
@@ -124,7 +124,7 @@ class Looks:
 
     def drafted(self, passed: int, round_: int) -> None:
         """All of a draft by a model has passed, so many tokens."""
-        if passed >= _REPEATS:
+        if passed >= REPEATS:
             self.eager.update(i for i in self._instant if self._hopeful(i, round_))
 
     def judged(self, i: int, accepted: int, round_: int) -> None:
@@ -142,7 +142,7 @@ class Looks:
         than to do without."""
         n, right = self._batch, self._right
         right[i] += (accepted - right[i]) / (2 * n)
-        if accepted < _REPEATS:
+        if accepted < REPEATS:
             return False
         self._passes = self._passes or self._prices.rest(self._rows, n).tolist()
         seconds = self._prices.look(i) + self._passes[min(round(right[i]), len(self._passes) - 1)]

@@ -48,6 +48,19 @@ class Ask(NamedTuple):
     lags: Mapping[int, int | None] = MappingProxyType({})
 
 
+Late = Sequence[tuple[int, int]]
+"""Drafters that have much to read of a text, by powers of 2, or have no room for it (-1)."""
+
+
+def late(lags: Mapping[int, int | None]) -> Late:
+    """By what they lack (`Ask.lags`)."""
+    return [
+        (m, -1 if lag is None else lag.bit_length())
+        for m, lag in lags.items()
+        if lag is None or lag
+    ]
+
+
 class Pick(NamedTuple):
     """Who drafts for a sequence, and how far.
 

@@ -3,8 +3,8 @@
 Whatever is chosen, probed, looked at or thought about, a round that took longer than plain
 decoding takes for as much is a loss, and one that took less is a gain. Losses are paid from a
 purse, which holds what was gained, up to a limit, and `SHARE` of all time. When it is empty, rounds
-of plain decoding follow until it holds enough for more than one unlucky draft. So however wrong
-estimates are, it cannot go on at a loss.
+of plain decoding follow until it holds enough to try again. So however wrong estimates are, it
+cannot go on at a loss.
 What a drafter takes to read a text is an outlay for all that follows: it empties no purse, but
 nothing goes into one until it is paid.
 """

@@ -36,7 +36,8 @@ _PRIOR = 12.0, 24.0
 _LEAST, _MOST = 0.002, 0.998
 """Every α is thought to be between these."""
 
-_LARGE = 1e9
+_LARGE, _LONG_AGO = 1e9, 700.0
+"""Weights from where on counts are scaled, and times the memory that no count outlasts."""
 
 
 class Survival:
@@ -59,13 +60,14 @@ class Survival:
 
     def pass_by(self, tokens: float) -> None:
         """Text was emitted."""
-        self._tokens += tokens
+        if not self.empty:
+            self._tokens += tokens
 
     @property
     def weight(self) -> float:
         """Of a round now."""
         if self._tokens != self._weighed:
-            self._weight = math.exp(self._tokens / self._memory)
+            self._weight = math.exp(min(self._tokens / self._memory, _LONG_AGO))
             self._weighed = self._tokens
             if self._weight > _LARGE:
                 self._reached /= self._weight
