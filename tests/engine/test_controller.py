@@ -729,7 +729,8 @@ def test_a_look_that_gains_less_than_it_takes_was_in_vain():
 
 
 def test_what_is_chosen_for_a_text_that_goes_like_others_is_of_its_age_and_outlasts_it():
-    """It is thought about once for each age, and dropped by none but time."""
+    """It is thought about once for each age; what changes for one text has only that thought
+    about anew."""
     held, asked = Held(lambda: 0.0), Question((), 0)
     for alike_ in (False, True):
         asked = asked._replace(alike=alike_)

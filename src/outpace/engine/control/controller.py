@@ -282,10 +282,8 @@ class Controller:
 
     def refused(self) -> None:
         """Who was chosen for this round has nothing to propose."""
-        self._now, self._same = PLAIN, None
-        for slot in self._keys:
-            self._estimates.part(slot)
-        self._held.drop()
+        self._now = PLAIN
+        self._goes_apart()
 
     def looks(self) -> list[int]:
         """Drafters without a model that are worth looking at in this round."""
