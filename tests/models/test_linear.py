@@ -16,7 +16,6 @@ from outpace.models import inspect_checkpoint, linear, load_model
 from outpace.models.linear import Linear, agreeing_rows, fits_half, pack_half, pack_mkl
 
 SIZES = [(37, 51), (96, 64), (448, 320), (320, 960), (1280, 384), (2500, 900), (1040, 2100)]
-COUNTS = (2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 33, 40)
 
 half_works = pytest.mark.skipif(
     agreeing_rows(pack_half, 640, 640) < math.inf, reason="no half-precision weights on this CPU"
@@ -32,15 +31,30 @@ def rows_of(size, n=40):
     return torch.randn(n, size[1], generator=torch.Generator().manual_seed(2))
 
 
+KINDS = {
+    "fp32": (torch.float32, torch.float32),
+    "held": (torch.bfloat16, torch.float32),  # by half precision
+    "bf16": (torch.bfloat16, torch.bfloat16),
+}
+"""Where a weight's numbers are from, and what they are kept in."""
+
+
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("size", SIZES)
-def test_a_row_alone_and_among_others(size, source, threads):
+@pytest.mark.parametrize(("source", "kept"), KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("size", [*SIZES, (96, 48), (384, 1024), (512, 4096)])
+def test_rows_agree_up_to_as_many_as_it_says(size, source, kept, threads):
+    """How many that is depends on the processor and on the size."""
     torch.set_num_threads(threads)
-    layer, x = Linear(weight_of(size, source)), rows_of(size)
-    single = torch.cat([layer(x[i : i + 1]) for i in range(len(x))])
-    for n in COUNTS:
-        assert torch.equal(layer(x[:n]), single[:n]), n
+    layer, x = Linear(weight_of(size, source).to(kept)), rows_of(size).to(kept)
+    alone = torch.cat([layer(row) for row in x.split(1)])
+    for n in (n for n in range(1, len(x) + 1) if n <= layer.agreeing_rows):
+        assert torch.equal(layer(x[:n]), alone[:n]), n
+
+
+@half_works
+@pytest.mark.parametrize("size", [(1280, 384), (2500, 900), (1040, 2100)])
+def test_weights_kept_in_half_precision_compute_any_number_of_rows_alike(size):
+    assert math.isinf(Linear(weight_of(size, torch.bfloat16)).agreeing_rows)
 
 
 def error(out, *exact):
@@ -172,16 +186,6 @@ def test_an_order_of_sums_that_bf16_hides_is_found():
     multiply = depends_on_rows(weight, None)
     assert torch.equal(multiply(x[:20]), torch.cat([multiply(x[i : i + 1]) for i in range(20)]))
     assert agreeing_rows(depends_on_rows, 64, 96, torch.bfloat16) == 4
-
-
-@pytest.mark.parametrize("size", [*SIZES, (96, 48), (384, 1024), (512, 4096)])
-def test_rows_agree_up_to_as_many_as_it_says(size):
-    """In bf16 that depends on the processor and on the size."""
-    weight = weight_of(size, torch.bfloat16).bfloat16()
-    layer, x = Linear(weight), rows_of(size).bfloat16()
-    alone = torch.cat([layer(row) for row in x.split(1)])
-    for n in (n for n in range(1, len(x) + 1) if n <= layer.agreeing_rows):
-        assert torch.equal(layer(x[:n]), alone[:n]), n
 
 
 @pytest.fixture
