@@ -27,6 +27,7 @@ import numpy as np
 
 from .aftermath import Aftermath
 from .estimates import Estimates, Key
+from .gaps import Gaps
 from .held import PLAIN, Choice, Held, Question
 from .looks import REPEATS, Looks
 from .options import KEEP, Option, Options, kind_beside, over
@@ -75,6 +76,22 @@ class _Judged(NamedTuple):
     state: int
 
 
+class _Looked(NamedTuple):
+    """A single sequence was looked at.
+
+    Attributes:
+        length: tokens that it had emitted.
+        inside: whether it is in a gap.
+        gaps: at its temperature.
+    """
+
+    round: int
+    slot: int
+    length: int
+    inside: bool
+    gaps: Gaps
+
+
 class Controller:
     """Chooses for an engine.
 
@@ -103,6 +120,8 @@ class Controller:
         self._looks = Looks(self.members, self._prices, self._fixed)
         self._probes, self._purse, self._aftermath = Probes(), Purse(), Aftermath()
         self._held = Held(clock)
+        self._gaps: dict[Key, Gaps] = {}
+        self._looked: _Looked | None = None  # when it was last
         self._news: list[_Judged | tuple[Sequence[Pick | None], Spent, float]] = []
         self._worths: dict[int, float] = {}  # of a token of each sequence, in seconds
         self._lost = 0.0  # since the last choice, beside plain decoding
@@ -223,7 +242,7 @@ class Controller:
         if probed:
             self._learn()
             if not self._probes.over():
-                self._goes_apart()  # it goes on
+                self._held.drop()  # it goes on
         if self._purse.empty:
             self._probes.now = None
             self._rest(slots)
@@ -288,7 +307,7 @@ class Controller:
     def looks(self) -> list[int]:
         """Drafters without a model that are worth looking at in this round."""
         looked = self._looks.take(self._round, self._paid)
-        if not self._chosen.k:
+        if self._chosen.plain:
             for i in looked:
                 self._probes.look(self._prices.look(i))
         return looked
@@ -296,7 +315,7 @@ class Controller:
     @property
     def _paid(self) -> bool:
         """Whether nobody drafts, and what drafting gained before pays for looks."""
-        return not self._chosen.k and self._probes.gains > 0
+        return self._chosen.plain and self._probes.gains > 0
 
     def choose(self, asks: Sequence[Ask], crowded: bool = False) -> Sequence[Pick | None]:
         """Who drafts for each sequence; None is plain decoding.
@@ -304,6 +323,7 @@ class Controller:
         Args:
             crowded: whether others wait until one of them ends.
         """
+        self._comes_upon(asks)
         question = self._question([a.slot for a in asks], asks[0].left, late(asks[0].lags), asks)
         choice = self._held.find(question)
         if choice is None:
@@ -323,9 +343,21 @@ class Controller:
             picks = self._options.assign(asks, choice.member, k)
             looked = {i for a in asks for i in a.offers}
             self._looks.count(looked, choice.gain, self._round)
-            if not any(picks):
+            if not (any(picks) or choice.gap):
                 self._rest([a.slot for a in asks])
         return [self._cut(pick, ask) for pick, ask in zip(picks, asks, strict=True)]
+
+    def _comes_upon(self, asks: Sequence[Ask]) -> None:
+        """A single sequence may be in a gap, or not any more."""
+        before, self._looked = self._looked, None
+        if len(asks) > 1 or not asks[0].offers:
+            return
+        slot, inside = asks[0].slot, not kind_beside(asks[0])
+        gaps = self._gaps.setdefault(self._keys[slot], Gaps())
+        now = _Looked(self._round, slot, self._estimates.length(slot), inside, gaps)
+        if before and before.inside and before[:2] == (now.round - 1, slot):
+            gaps.went_on(now.length - before.length, over=not inside)
+        self._looked = now
 
     def _cut(self, pick: Pick | None, ask: Ask) -> Pick | None:
         """The pick as far as there is something to take."""
@@ -347,9 +379,11 @@ class Controller:
             return PLAIN, False
         each = self._options.worth(asks, crowded)
         self._worths.update((a.slot, float(w)) for a, w in zip(asks, each, strict=True))
-        options = self._options.of_all(asks, each, self._chosen)
+        gaps = self._looked.gaps if self._looked and self._looked.inside else None
+        worths = None if gaps is None else gaps.worths(self.most)
+        options = self._options.of_all(asks, each, self._chosen, worths)
         first = options[0]
-        unaided = max(float(over(o.alone, o.seconds).max()) for o in options)
+        unaided = max(float(o.unaided.max()) for o in options)
         self._looks.priced(n, unaided)
         plain, looked = float(first.seconds[0]), any(a.offers for a in asks)
         if looked:
@@ -360,20 +394,23 @@ class Controller:
         if looked and k:
             slower = unaided * max(plain, 1e-9)
             gain = max(0.0, float(best.saved[k] - unaided * best.seconds[k]) / slower)
-        tried = self._try(asks, options, member, k, speed)
+        if gaps:
+            gaps.speed = speed
+        tried = self._try(asks, options, float(each.sum()), member, k, speed)
         expected = self._options.expected(asks, each, best, k)
-        choice = Choice(member, *best.lengths(k), gain, *expected)
+        gap = worths is not None and not k
+        choice = Choice(member, *best.lengths(k), gain, *expected, gap)
         self._take(choice)
         if self._opened:
-            self._vain = not k
+            self._vain = choice.plain
         self._opened = self._aged = False
         return choice, tried
 
     def _question(
         self, slots: Sequence[int], left: int, late: Late, asks: Sequence[Ask] = ()
     ) -> Question:
-        """What is to be chosen; without asks nothing is offered."""
-        if asks:
+        """What is to be chosen; without asks nobody looked."""
+        if any(a.offers for a in asks):
             offered = [max(map(len, a.offers.values()), default=1) - 1 for a in asks]
             self._answered = self._new_question(slots, left, late, kind_of(sum(offered)))
             return self._answered
@@ -381,7 +418,7 @@ class Controller:
         if last and last[0] == slots and last[1] == late and self._held.now < last[2]:
             self._answered = last[3]
         else:
-            self._answered = self._new_question(slots, left, late, 0)
+            self._answered = self._new_question(slots, left, late, -1)
             until = self._parts if self._answered.alike else math.inf
             self._same = slots, late, until, self._answered
         return self._answered
@@ -405,7 +442,7 @@ class Controller:
         """A sequence that has just begun, or has another age now, goes by what was chosen for
         others like it."""
         if self._opened:
-            self._vain = not choice.k
+            self._vain = choice.plain
         if self._opened or self._aged:
             self._opened = self._aged = False
             self._take(choice)
@@ -472,11 +509,16 @@ class Controller:
         return (options[at], k) if k and speeds[at][k] >= needed else (options[0], 0)
 
     def _try(
-        self, asks: Sequence[Ask], options: Sequence[Option], member: int, k: int, speed: float
+        self,
+        asks: Sequence[Ask],
+        options: Sequence[Option],
+        plain: float,
+        member: int,
+        k: int,
+        speed: float,
     ) -> bool:
         """Whether to try something instead of the best choice, as there is time for it."""
         n = len(asks)
-        plain = float(options[0].alone[0])
         lost = (1 + LEAST_TIMED) * (float(options[0].seconds[0]) - plain / speed)
         if k and not self._fixed and self._probes.time_plain(self._round, n, lost, plain):
             self._pause_for([a.slot for a in asks], LEAST_TIMED)
@@ -556,6 +598,9 @@ class Controller:
             self._aftermath.followed(spent.rest)
         if plain and not self._fixed:
             seconds = whole - spent.reading
+            looked = self._looked if self._probes.now is None else None
+            if looked and looked.round == self._round and not looked.inside:
+                looked.gaps.outside(saved, seconds)
             if spent.reading:
                 self._purse.read(spent.reading, plain)
             chose = self._chosen.k > 0 and self._probes.now is None

@@ -21,13 +21,16 @@ _PATIENT = 4
 _SOON = 0.25
 """Of the time since the first choice: as long as little is known, none is held for longer."""
 
+_SHARE_SOON = 0.02
+"""Of the time that choosing may take then."""
+
 
 class Question(NamedTuple):
     """What a choice answers.
 
     Attributes:
         who: the sequences' slots, or what sequences are like that one is like.
-        kind: of all that they are offered together.
+        kind: of all that they are offered together; -1 where nobody looked.
         alike: whether it is asked of any sequence that is like it.
     """
 
@@ -45,6 +48,7 @@ class Choice(NamedTuple):
         gain: by how much looks at drafters without a model have raised its rate.
         saves, varies: seconds of plain decoding that a round is expected to save, and their
             standard deviation.
+        gap: whether it is plain decoding up to the next look only.
     """
 
     member: int
@@ -54,6 +58,12 @@ class Choice(NamedTuple):
     gain: float = 0.0
     saves: float = 0.0
     varies: float = 0.0
+    gap: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether nobody is to draft."""
+        return not (self.k or self.gap)
 
     @property
     def lengths(self) -> tuple[int, int, int]:
@@ -112,7 +122,8 @@ class _Book:
         self._thought += seconds
         since = self._began - (self._first or 0.0)
         longest = self._patience * self._thought / _SHARE
-        self._until = self._began + min(longest, since * _SOON)
+        soon = max(since * _SOON, self._thought / _SHARE_SOON)
+        self._until = self._began + min(longest, soon)
 
 
 class Held:

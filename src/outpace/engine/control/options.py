@@ -44,7 +44,7 @@ class Option(NamedTuple):
     long: Lengths  # [K + 1]
     saved: Floats  # [K + 1]
     seconds: Floats  # [K + 1]
-    alone: Floats  # [K + 1]
+    unaided: Floats  # [K + 1]
     one: Floats  # [K + 1]
 
     @property
@@ -53,9 +53,13 @@ class Option(NamedTuple):
 
     @classmethod
     def alike(cls, member: int, saved: Floats, seconds: Floats, alone: Floats) -> Option:
-        """The same K in all states."""
+        """The same K in all states.
+
+        Args:
+            alone: what is saved if nobody else were looked at.
+        """
         ks = np.arange(len(saved))
-        return cls(member, ks, ks, saved, seconds, alone, seconds)
+        return cls(member, ks, ks, saved, seconds, over(alone, seconds), seconds)
 
     def lengths(self, k: int) -> tuple[int, int, int]:
         """By state."""
@@ -100,13 +104,16 @@ class Options:
         found: Floats = more + (plain - n * more) * last / last.sum()
         return found
 
-    def of_all(self, asks: Sequence[Ask], each: Floats, last: Choice) -> list[Option]:
+    def of_all(
+        self, asks: Sequence[Ask], each: Floats, last: Choice, worths: Floats | None = None
+    ) -> list[Option]:
         """That of those without a model, plain decoding being K = 0 of it, and of each with one
         beside them.
 
         Args:
             each: what tokens are worth.
             last: the last choice.
+            worths: of tokens that a model drafts for a single sequence, by depth (`Gaps`).
         """
         tokens, rows = self._instants(asks)
         n, whole = len(asks), each.sum()
@@ -124,7 +131,7 @@ class Options:
                 continue
             if len(asks) == 1:
                 outlook = self._estimates.outlook(asks[0].slot, m, kind_beside(asks[0]))
-                found.append(self._single(m, asks[0], outlook, float(each[0]), last))
+                found.append(self._single(m, asks[0], outlook, float(each[0]), last, worths))
             else:
                 found.append(self._batched(m, asks, each, tokens, rows))
         return found
@@ -164,7 +171,15 @@ class Options:
             seconds = seconds + late * prices.reading[m].value / rounds
         return Option.alike(m, each @ tokens, seconds, alone)
 
-    def _single(self, m: int, ask: Ask, outlook: Outlook, plain: float, last: Choice) -> Option:
+    def _single(
+        self,
+        m: int,
+        ask: Ask,
+        outlook: Outlook,
+        plain: float,
+        last: Choice,
+        worths: Floats | None,
+    ) -> Option:
         """A drafter with a model for a single sequence. What its draft costs is found out step by
         step."""
         prices = self._prices
@@ -181,8 +196,11 @@ class Options:
             return Option.alike(m, saved, seconds, saved)
         kept = last.lengths if last.member == m else (0, 0, 0)
         policy = outlook.policy(seconds, most, kept, KEEP)
+        unaided = over(plain * policy.tokens, policy.seconds)
+        if worths is not None:
+            policy = outlook.worth(worths).policy(seconds, most, kept, KEEP)
         saved = plain * policy.tokens
-        return Option(m, policy.passed, policy.long, saved, policy.seconds, saved, seconds)
+        return Option(m, policy.passed, policy.long, saved, policy.seconds, unaided, seconds)
 
     def _reach(self, m: int, n: int) -> int:
         """How far a drafter may go: at most twice as far as before."""
@@ -198,9 +216,11 @@ class Options:
             return saves, 0.0
         if best.member >= 0:
             outlooks = [self._estimates.outlook(a.slot, best.member, kind_beside(a)) for a in asks]
-            varies = [outlook.variance(*best.lengths(k)) for outlook in outlooks]
+            means, varies = zip(*(o.moments(*best.lengths(k)) for o in outlooks), strict=True)
+            if len(asks) == 1:  # what is worth less is emitted all the same
+                saves = float(each[0]) * means[0]
         else:
-            varies = [variance(self._best_offer(a, k)[1], k) for a in asks]
+            varies = tuple(variance(self._best_offer(a, k)[1], k) for a in asks)
         each = each * np.sqrt(varies)
         return saves, math.sqrt(each @ each)
 

@@ -238,6 +238,11 @@ class Outlook:
         reach[:, 0] = 0.0
         return cls(apart, reach * _constants(most, LONG, _FARTHER).fades)
 
+    def worth(self, worths: Floats) -> Outlook:
+        """The same, where a token at each depth is worth so much of one. `[K + 1]`"""
+        worth = np.diff(self.apart, axis=1, prepend=0.0) * worths
+        return Outlook(worth.cumsum(axis=1), self.goes_on)
+
     @cached_property
     def tokens(self) -> Floats:
         """That rounds of the same K in all states emit in the long run: mean. `[K + 1]`"""
@@ -307,13 +312,14 @@ class Outlook:
         found: Floats = rounds / rounds.sum()
         return found
 
-    def variance(self, k: int, passed: int, long: int) -> float:
-        """Of the tokens that rounds emit of these K."""
+    def moments(self, k: int, passed: int, long: int) -> tuple[float, float]:
+        """Of the tokens that rounds emit of these K: mean and variance."""
         states = list(zip(self.apart, (k, passed, long), strict=True))
         shares = self.shares(k, passed, long)
         means = np.array([gains[k] for gains, k in states])
         each = np.array([variance(gains, k) for gains, k in states])
-        return float(shares @ (each + (means - shares @ means) ** 2))
+        mean = float(shares @ means)
+        return mean, float(shares @ (each + (means - mean) ** 2))
 
     def _stretch(self, k: Lengths, passed: Lengths, long: Lengths) -> tuple[Floats, ...]:
         """For each round behind a draft that failed: how many follow behind one that passed, how
