@@ -320,8 +320,9 @@ def several(build: Callable[[], Generator], count: int) -> dict[str, Generator]:
 
 
 def beaten(spent: Spent, skip: int = 1) -> set[str]:
-    """Of many fixed K those that are far from the best of them."""
-    seconds = {n: s[skip : skip + OUT] for n, s in spent.items() if n.startswith("K=")}
+    """Of many fixed K, or single drafters, those that are far from the best of them."""
+    many = {n: s for n, s in spent.items() if n.startswith("K=") or n in SINGLE}
+    seconds = {n: s[skip : skip + OUT] for n, s in many.items()}
     if len(seconds) < 2 or len(next(iter(seconds.values()))) < OUT:
         return set()
     best = min(map(sum, seconds.values()))

@@ -81,6 +81,7 @@ class World:
 
     Args:
         alphas: of each drafter, or of each sequence those of each drafter.
+        offered: by token of the text how many a drafter without a model proposes, at most.
     """
 
     def __init__(
@@ -92,11 +93,12 @@ class World:
         batch: int = 1,
         prompt: int = 50,
         seed: int = 0,
+        offered: Callable[[int], int] = lambda at: 1000,
     ) -> None:
         self.machine, self.members = machine, members
         each = [a for a in alphas if not callable(a)]
         self.alphas: Sequence[Sequence[Alpha]] = each or [alphas] * batch  # type: ignore[list-item]
-        self.batch, self.prompt = batch, prompt
+        self.batch, self.prompt, self.offered = batch, prompt, offered
         self.rng = np.random.default_rng(seed)
         self._pace, self._rounds, self._quiet = 0.0, 0, len(machine.after)
         self._ran = set[tuple[str, int]]()
@@ -148,7 +150,8 @@ class World:
         m = self.machine
         text, self._rounds = [0] * self.batch, 0
         read = [dict[int, int]() for _ in text]
-        waiting: list[list[tuple[int, int, int, int]]] = [[] for _ in text]  # looked at
+        # what was looked at: by whom, where, how much is right, and how much there is
+        waiting: list[list[tuple[int, int, int, int]]] = [[] for _ in text]
         for slot in range(self.batch):
             controller.open(slot, 0.0, self.prompt)
         while min(text) < tokens:
@@ -166,9 +169,10 @@ class World:
             asks = []
             found: list[dict[int, int]] = []
             for b, at in enumerate(text):
-                right = {i: self.passed(b, i, at, self.members[i].most) for i in looks}
-                found.append(right)
-                offers = {i: range(self.members[i].most + 1) for i in looks}
+                depths = {i: min(self.members[i].most, self.offered(at)) for i in looks}
+                found.append({i: self.passed(b, i, at, depth) for i, depth in depths.items()})
+                offers = {i: range(depth + 1) for i, depth in depths.items()}
+                waiting[b] += [(i, at, found[b][i], depth) for i, depth in depths.items() if depth]
                 lags = {
                     i: self.prompt + at - read[b].get(i, 0)
                     for i, p in enumerate(self.members)
@@ -191,8 +195,6 @@ class World:
                 draft += m.begin[i] + k * step
             for b, pick in enumerate(picks):
                 accepted = 0
-                for i, right in found[b].items():
-                    waiting[b].append((i, text[b], right, self.members[i].most))
                 expected += self.expected(b, pick.member, text[b], pick.k) if pick else 1
                 if pick is not None:
                     rows = max(rows, m.nodes(pick.k) + 1)

@@ -30,8 +30,10 @@ from outpace.engine.control import (
     estimates,
     options,
     probes,
+    purse,
 )
 from outpace.engine.control.estimates import Estimates
+from outpace.engine.control.gaps import Gaps
 from outpace.engine.control.held import PLAIN, Choice, Held, Question
 from outpace.engine.control.looks import Looks
 from outpace.engine.control.prices import Prices
@@ -397,6 +399,81 @@ def test_a_text_that_repeats_itself_now_and_then_is_drafted_elsewhere_too():
 
     assert slower(Controller) < 1.1
     assert slower(Waits) > 1.15
+
+
+class InGaps:
+    """Takes what look-ups find, and lets the model draft so many tokens where they find nothing."""
+
+    most = 16
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+
+    def rests(self, *_):
+        return False
+
+    def again(self, *_):
+        return None
+
+    def looks(self):
+        return [1]
+
+    def choose(self, asks):
+        offered = len(asks[0].offers[1]) - 1
+        pick = Pick(1, offered) if offered else Pick(0, self.k)
+        k = min(pick.k, asks[0].budget)
+        return [pick._replace(k=k) if k else None]
+
+    def __getattr__(self, name):
+        return lambda *_: None
+
+
+def between_gaps(gap: int, control) -> float:
+    """Milliseconds per token of a text that look-ups find all of but gaps of so many tokens on
+    average, at random, behind 6 to 14 others."""
+    paces = []
+    for seed in SEEDS:
+        rng, left = np.random.default_rng(seed), []
+        while len(left) < 6100:
+            found = int(rng.integers(6, 15))
+            left += [*range(found, 0, -1), *[0] * int(rng.geometric(1 / gap))]
+        alphas = [steady(0.85), steady(0.98)]
+        world = World(PAIR, BOTH, alphas, seed=seed, offered=left.__getitem__)
+        paces.append(generate(world, control(), 6000).pace(3000, 6000))
+    return float(np.mean(paces))
+
+
+@pytest.mark.parametrize(("gap", "within", "wrong"), [(2, 1.1, 0.0), (60, 1.06, 1.0)])
+def test_in_a_gap_between_look_ups_a_model_drafts_for_the_gap_alone(
+    gap, within, wrong, monkeypatch
+):
+    """Tokens beyond it cost look-ups less. A long one it drafts like any text."""
+    best = min(between_gaps(gap, lambda k=k: InGaps(k)) for k in (0, 1, 2, 3, 4, 6, 8, 12))
+
+    def slower() -> float:
+        return between_gaps(gap, lambda: still(members=BOTH)) / best
+
+    assert slower() < within
+    worths = Gaps.worths
+    monkeypatch.setattr(
+        Gaps, "worths", lambda self, most: worths(replace(self, _ends=wrong, _tokens=1.0), most)
+    )
+    assert slower() > 1.12  # as if none ended, or each with its first token
+
+
+@pytest.mark.parametrize("hazard", [0.2, 0.5, 0.8])
+def test_after_how_many_tokens_a_gap_is_over_is_told_by_rounds_of_several(hazard):
+    rng, gaps, rounds = np.random.default_rng(0), Gaps(), []
+    for _ in range(2000):
+        left = int(rng.geometric(hazard))
+        while left > 0:
+            tokens = int(rng.integers(1, 7))
+            gaps.went_on(tokens, over=left <= tokens)
+            rounds.append((tokens, left <= tokens))
+            left -= tokens
+    assert gaps.hazard == pytest.approx(hazard, rel=0.15)
+    ends, seen = np.sum([over for _, over in rounds]), np.sum([tokens for tokens, _ in rounds])
+    assert ends / seen < 0.8 * hazard  # as if each went on to the end of its round
 
 
 class NeverTries(Controller):
@@ -790,21 +867,52 @@ def test_a_text_is_one_of_many_until_it_goes_another_way():
     assert means(NeverSurprised)[1] > 1.2 * fast
 
 
-def test_who_was_thought_to_pay_and_lost_all_waits_until_there_is_enough_for_some_drafts():
+def test_who_was_thought_to_pay_and_lost_all_waits_twice_as_long_each_time_until_it_gains():
     """A probe that lost the last does not."""
-    waits = []
+
+    def waits(purse: Purse, paid: bool) -> int:
+        while not purse.empty:
+            purse.spent(20.0, 10.0, 10.0, paid)
+        rounds = 0
+        while purse.empty:
+            asked = purse.rounds(10.0)
+            assert asked >= 40  # it costs something to ask
+            purse.spent(asked * 10.0, asked * 10.0, 10.0, not paid)
+            rounds += asked
+        return rounds
+
+    def gains(purse: Purse) -> None:
+        purse.spent(10.0, 500.0, 10.0, True)
+
     for paid in (False, True):
         purse = Purse()
         purse.spent(10.0, 10.0, 10.0)
-        while not purse.empty:
-            purse.spent(20.0, 10.0, 10.0, paid)
-        waits.append(0)
-        while purse.empty:
-            assert purse.rounds(10.0) > 0
-            purse.spent(10.0, 10.0, 10.0, not paid)
-            waits[-1] += 1
-    probed, chose = waits
-    assert 25 < probed < 200 < 700 < chose < 1000
+        first, *later = (waits(purse, paid) for _ in range(6))
+        assert first < 200
+        gains(purse)
+        anew = waits(purse, paid)
+        assert anew < 200
+        if paid:
+            assert first < later[0] < later[1] < 700 < later[-1] < 1000
+        else:
+            assert max(later) < 200
+
+
+def asked_too_often(asked: int, monkeypatch) -> int:
+    """Rounds of plain decoding before a purse is opened again, each tenth of which is lost where it
+    is asked whether it is."""
+    monkeypatch.setattr(purse, "_ASKED", asked)
+    found, rounds = Purse(0.0, 0.0, 1.0), 0
+    while found.empty and rounds < 5000:
+        wait = found.rounds(10.0)
+        found.spent(wait * 10.0 + 1.5, wait * 10.0, 10.0)
+        rounds += wait
+    return rounds
+
+
+def test_a_purse_that_is_asked_too_often_stays_empty(monkeypatch):
+    assert asked_too_often(purse._ASKED, monkeypatch) < 200
+    assert asked_too_often(1, monkeypatch) > 2000
 
 
 def test_where_look_ups_find_nothing_it_is_plain_decoding_that_is_chosen():

@@ -36,7 +36,7 @@ from .prices import LEAST_TIMED, Prices, settled
 from .probes import Candidate, Probes
 from .purse import Purse
 from .report import Estimate, Report
-from .survival import FAILED, LASTING, LONG, PASSED
+from .survival import FAILED, LASTING, LONG, PASSED, Floats
 
 _LEAVE_PLAIN = 1.02
 """By which drafting must beat plain decoding before it begins; going on it need not lose."""
@@ -48,8 +48,9 @@ _SURPRISE = 4.0
 """Standard deviations that what was accepted since a choice may be from what was expected before
 it is thought about anew."""
 
-_LOST = 2
-"""Plain rounds that may be lost since a choice, beside plain decoding, before that, too."""
+_LOST, _BEARS = 2, 8
+"""Plain rounds that may be lost since a choice, beside plain decoding, before that, too. Where that
+changed nothing, twice as many may be lost before the next time, and at most."""
 
 _VARY, _NEIGHBOURS = 32, (1, -1, 2, -1)
 """Of so many rounds of a choice, one drafts so many tokens more, in turn: two, too, as the next K
@@ -125,6 +126,7 @@ class Controller:
         self._news: list[_Judged | tuple[Sequence[Pick | None], Spent, float]] = []
         self._worths: dict[int, float] = {}  # of a token of each sequence, in seconds
         self._lost = 0.0  # since the last choice, beside plain decoding
+        self._bears = _LOST  # plain rounds that may be lost
         self._more, self._since = 0.0, 0  # beside what was expected, and rounds since then
         # by slot: whose whole draft was accepted in this round, and tokens since one was refused
         self._passed: dict[int, tuple[int, int]] = {}
@@ -242,7 +244,7 @@ class Controller:
         if probed:
             self._learn()
             if not self._probes.over():
-                self._held.drop()  # it goes on
+                self._goes_apart()  # it goes on
         if self._purse.empty:
             self._probes.now = None
             self._rest(slots)
@@ -381,6 +383,7 @@ class Controller:
         self._worths.update((a.slot, float(w)) for a, w in zip(asks, each, strict=True))
         gaps = self._looked.gaps if self._looked and self._looked.inside else None
         worths = None if gaps is None else gaps.worths(self.most)
+        gap = worths is not None  # and the next look may find its end
         options = self._options.of_all(asks, each, self._chosen, worths)
         first = options[0]
         unaided = max(float(o.unaided.max()) for o in options)
@@ -396,10 +399,9 @@ class Controller:
             gain = max(0.0, float(best.saved[k] - unaided * best.seconds[k]) / slower)
         if gaps:
             gaps.speed = speed
-        tried = self._try(asks, options, float(each.sum()), member, k, speed)
+        tried = self._try(asks, options, float(each.sum()), member, k, speed, worths)
         expected = self._options.expected(asks, each, best, k)
-        gap = worths is not None and not k
-        choice = Choice(member, *best.lengths(k), gain, *expected, gap)
+        choice = Choice(member, *best.lengths(k), gain, *expected, gap=gap and not k)
         self._take(choice)
         if self._opened:
             self._vain = choice.plain
@@ -460,6 +462,8 @@ class Controller:
 
     def _take(self, choice: Choice) -> None:
         """This is the last choice from now on."""
+        lost = self._lost > 0 and choice.like(self._chosen)
+        self._bears = min(2 * self._bears, _BEARS) if lost else _LOST
         self._chosen, self._lost, self._more, self._since = choice, 0.0, 0.0, 0
 
     def _trial(self, asks: Sequence[Ask]) -> list[Pick | None]:
@@ -516,6 +520,7 @@ class Controller:
         member: int,
         k: int,
         speed: float,
+        worths: Floats | None,
     ) -> bool:
         """Whether to try something instead of the best choice, as there is time for it."""
         n = len(asks)
@@ -524,8 +529,11 @@ class Controller:
             self._pause_for([a.slot for a in asks], LEAST_TIMED)
             self._timing, self._probes.now = True, None
             return True
-        found = self._candidates(asks, options, member, speed, plain)
-        return self._probes.choose(self._round, found, speed) is not None
+        each = np.ones(self.most + 1) if worths is None else worths
+        most = plain * each.cumsum()[np.minimum(np.arange(self.most + 1), self._asked)]
+        found = self._candidates(asks, options, member, speed, plain, most)
+        idle = not k and worths is None
+        return self._probes.choose(self._round, found, speed, idle) is not None
 
     def _candidates(
         self,
@@ -534,10 +542,14 @@ class Controller:
         member: int,
         speed: float,
         plain: float,
+        most: Floats,
     ) -> list[Candidate]:
-        """Those with a model, beside the chosen one, that could win were all tokens accepted."""
+        """Those with a model, beside the chosen one, that could win were all tokens accepted.
+
+        Args:
+            most: seconds of plain decoding that a round would save then, by K.
+        """
         n, found = len(asks), []
-        most = (1 + np.minimum(np.arange(self.most + 1), self._asked)) * plain
         for option in options[1:]:
             m = option.member
             if m == member or over(most, option.one).max() <= _LEAVE_PLAIN * speed:
@@ -606,7 +618,7 @@ class Controller:
             chose = self._chosen.k > 0 and self._probes.now is None
             self._purse.spent(seconds, saved, plain, chose)
             self._lost += seconds - saved
-            lost = self._purse.empty or self._lost > _LOST * plain
+            lost = self._purse.empty or self._lost > self._bears * plain
             if lost and self._answered is not None:
                 self._held.forget(self._answered)
             if lost or self._surprised(saved):

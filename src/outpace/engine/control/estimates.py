@@ -46,7 +46,8 @@ _AWARE = 2.0
 """Rounds that outweigh what others have shown from then on."""
 
 _FRESH = 16
-"""Judged proposals before what all sequences show is looked up anew."""
+"""Judged proposals of a drafter before what all sequences show of it is looked up anew, at most: as
+many as there were before."""
 
 _SHOWN_IN = PASSED, FAILED, PASSED
 """By state the one whose evidence of a sequence it begins with."""
@@ -187,7 +188,8 @@ class Estimates:
         self._priors: dict[tuple[Key, int, int, int], tuple[int, list[list[float]]]] = {}
         self._alike: dict[tuple[int, int], Likeness] = {}  # by member and kind
         self._judged: dict[tuple[int, int], int] = {}  # rounds, the same
-        self._text = self._told = 0  # tokens emitted, proposals judged
+        self._text = 0  # tokens emitted
+        self._told: dict[tuple[Key, int], int] = {}  # proposals judged, by member
 
     def open(self, slot: int, key: Key) -> None:
         self._open[slot] = _Open(key)
@@ -254,7 +256,7 @@ class Estimates:
         if like not in tables:
             tables[like] = _Table.new(profile, _OTHERS, self._text)
         tables[like].add(told, self._text, state)
-        self._told += 1
+        self._told[open_.key, told.member] = self._told.get((open_.key, told.member), 0) + 1
 
     def new(self, member: int, kind: int) -> bool:
         """Whether a drafter has hardly been tried in such rounds."""
@@ -283,8 +285,8 @@ class Estimates:
     def _prior(self, key: Key, member: int, kind: int, age: int) -> list[list[float]]:
         """α of all sequences in each state that is told apart; looked up anew from time to time."""
         place = key, member, kind, age
-        held = self._priors.get(place)
-        if held is None or self._told - held[0] >= _FRESH:
+        held, told = self._priors.get(place), self._told.get((key, member), 0)
+        if held is None or told > held[0] + min(held[0], _FRESH - 1):
             every = self._all(key, member)
             kinds = {like for like, _ in self._shared.get((key, member), {})}
             of_kind = every if kinds == {kind} else self._all(key, member, kind)
@@ -296,7 +298,7 @@ class Estimates:
                 apart = [self._all(key, member, kind, age, state) for state in range(STATES)]
                 alphas = [survival.alpha(alpha, _OF_SOME) for survival in apart[:LASTING]]
                 alphas.append(apart[LASTING].alpha(alphas[PASSED], _OF_SOME))
-            held = self._priors[place] = self._told, alphas
+            held = self._priors[place] = told, alphas
         return held[1]
 
     def _all(

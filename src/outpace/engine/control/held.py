@@ -150,8 +150,10 @@ class Held:
         self._anew = True
 
     def part(self) -> None:
-        """What was chosen for some sequences does not hold for those that are asked about next."""
+        """What was chosen for some sequences, or has changed about them, is not about those that
+        are asked about next."""
         self._own.drop()
+        self._anew = False
 
     def forget(self, question: Question) -> None:
         """That choice was wrong."""

@@ -25,9 +25,6 @@ again, and whether another one is better still."""
 _FOR_ALL = 1.5
 """Times what a probe for one sequence loses may be lost by one for all."""
 
-_PLAIN = 1.001
-"""A choice that is no faster is plain decoding."""
-
 _CREDIT = 4, 16
 """Plain rounds that probes may take at once, at the start and at most."""
 
@@ -136,8 +133,15 @@ class Probes:
         """A plain round was timed."""
         self._timed[batch] = round_
 
-    def choose(self, round_: int, candidates: Sequence[Candidate], speed: float) -> Probe | None:
-        """The next probe, if there is credit for one: of who was probed longest ago."""
+    def choose(
+        self, round_: int, candidates: Sequence[Candidate], speed: float, idle: bool
+    ) -> Probe | None:
+        """The next probe, if there is credit for one: of who was probed longest ago.
+
+        Args:
+            speed: of the best choice, times plain decoding's.
+            idle: whether that is plain decoding.
+        """
         before, self.now = self.now, None
         least = {
             c.member: min((lag, b) for b, lag in enumerate(c.lags) if lag is not None)
@@ -153,22 +157,22 @@ class Probes:
                 continue
             able = {b for b, lag in enumerate(c.lags) if lag is not None}
             sequences = [b for b in before.sequences if b in able]
-            by_gains, credit = self._paid(c, speed)
+            by_gains, credit = self._paid(c, idle)
             if credit >= 0 and sequences:
                 longer = max(2, c.k)
                 sequences = _all(c, credit) or sequences
                 return self._begin(round_, Probe(c.member, longer, sequences, speed, by_gains))
         for c in sorted(candidates, key=lambda c: self._last.get(c.member, -_GAP)):
             waited = round_ - self._last.get(c.member, -_GAP)
-            by_gains, credit = self._paid(c, speed)
+            by_gains, credit = self._paid(c, idle)
             if waited >= _GAP and self._needs[c.member] <= credit:
                 sequences = _all(c, credit) or [least[c.member][1]]
                 return self._begin(round_, Probe(c.member, c.k, sequences, speed, by_gains))
         return None
 
-    def _paid(self, c: Candidate, speed: float) -> tuple[bool, float]:
+    def _paid(self, c: Candidate, idle: bool) -> tuple[bool, float]:
         """Whether gains pay for a probe, too, and what may be paid."""
-        by_gains = c.new or speed < _PLAIN
+        by_gains = c.new or idle
         return by_gains, (self._credit or 0.0) + (self.gains if by_gains else 0.0)
 
     def over(self) -> bool:

@@ -17,16 +17,24 @@ from dataclasses import dataclass
 SHARE = 0.01
 """Of the time that may be lost."""
 
-_HOLDS = 24, 32
+_HOLDS = 24, 64
 """Plain rounds that it holds at the start, and at most."""
 
 _ONCE, _OWES = 4.0, 4.0
 """Plain rounds that a round may lose as far as it counts, and that may be owed at most: what runs
 for the first time takes long, and machines have hiccups."""
 
-_ENOUGH = 0.5, 8.0
-"""Plain rounds that it shall hold before it is opened again, if it was emptied by probes, and by
-drafts that were thought to pay: with less, a few unlucky ones would empty it every time."""
+_ENOUGH = 1.0, 8.0
+"""Plain rounds that it shall hold before it is opened again. If drafts that were thought to pay
+have emptied it, twice as many as the last time, and at most: with less, a few unlucky ones would
+empty it every time."""
+
+_ASKED = 48
+"""Rounds before it is asked whether it holds enough, at least: the round in which it is asked takes
+a tenth or two longer, which as many as ten or twenty rounds do not bring in."""
+
+_PAYS = 16
+"""Plain rounds in it that show that drafts do pay: when it is empty again, it begins anew."""
 
 
 @dataclass(slots=True)
@@ -36,6 +44,7 @@ class Purse:
     seconds: float | None = None
     owed: float = 0.0  # for what was read
     needs: float = 0.0  # plain rounds, until it is opened again
+    enough: float = _ENOUGH[0]  # the next time
 
     @property
     def empty(self) -> bool:
@@ -56,8 +65,12 @@ class Purse:
         self.owed -= back
         after = before + more - back
         self.seconds = min(max(after, -_OWES * plain), _HOLDS[1] * plain)
+        if self.seconds >= _PAYS * plain:
+            self.enough = _ENOUGH[0]
         if self.seconds < 0 and not self.needs:
-            self.needs = _ENOUGH[paid]
+            self.needs = self.enough if paid else _ENOUGH[0]
+            if paid:
+                self.enough = min(2 * self.enough, _ENOUGH[1])
         elif self.seconds >= self.needs * plain:
             self.needs = 0.0
 
@@ -66,5 +79,6 @@ class Purse:
         self.owed = min(self.owed + seconds, _HOLDS[1] * plain)
 
     def rounds(self, plain: float) -> int:
-        """Of plain decoding before it holds enough to try something again."""
-        return max(1, math.ceil((self.needs - (self.seconds or 0.0) / plain) / SHARE))
+        """Of plain decoding before it holds enough to try something again, or is asked again."""
+        lacks = self.needs - (self.seconds or 0.0) / plain
+        return max(_ASKED, math.ceil(lacks / SHARE))
