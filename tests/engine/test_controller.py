@@ -899,8 +899,8 @@ def test_who_was_thought_to_pay_and_lost_all_waits_twice_as_long_each_time_until
 
 
 def asked_too_often(asked: int, monkeypatch) -> int:
-    """Rounds of plain decoding before a purse is opened again, each tenth of which is lost where it
-    is asked whether it is."""
+    """Rounds of plain decoding before a purse is opened again, if a seventh of one is lost whenever
+    it is asked whether it is."""
     monkeypatch.setattr(purse, "_ASKED", asked)
     found, rounds = Purse(0.0, 0.0, 1.0), 0
     while found.empty and rounds < 5000:

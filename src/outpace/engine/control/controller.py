@@ -145,7 +145,7 @@ class Controller:
         self._asked = self.most  # the longest budget of those
         self._chosen = PLAIN
         self._alike: dict[int, _Beginning] = {}  # what sequences are like
-        # the last question where nothing is offered, of whom, and until when it is the same
+        # the last question where nobody looked, of whom, and until when it is the same
         self._same: tuple[Sequence[int], Late, float, Question] | None = None
         # when there is time to choose for one by what it has shown itself, or there must be
         self._parts = 0.0
@@ -383,7 +383,6 @@ class Controller:
         self._worths.update((a.slot, float(w)) for a, w in zip(asks, each, strict=True))
         gaps = self._looked.gaps if self._looked and self._looked.inside else None
         worths = None if gaps is None else gaps.worths(self.most)
-        gap = worths is not None  # and the next look may find its end
         options = self._options.of_all(asks, each, self._chosen, worths)
         first = options[0]
         unaided = max(float(o.unaided.max()) for o in options)
@@ -399,9 +398,10 @@ class Controller:
             gain = max(0.0, float(best.saved[k] - unaided * best.seconds[k]) / slower)
         if gaps:
             gaps.speed = speed
-        tried = self._try(asks, options, float(each.sum()), member, k, speed, worths)
         expected = self._options.expected(asks, each, best, k)
-        choice = Choice(member, *best.lengths(k), gain, *expected, gap=gap and not k)
+        until_look = worths is not None and not k
+        choice = Choice(member, *best.lengths(k), gain, *expected, gap=until_look)
+        tried = self._try(asks, options, choice, float(each.sum()), speed, worths)
         self._take(choice)
         if self._opened:
             self._vain = choice.plain
@@ -516,24 +516,22 @@ class Controller:
         self,
         asks: Sequence[Ask],
         options: Sequence[Option],
+        choice: Choice,
         plain: float,
-        member: int,
-        k: int,
         speed: float,
         worths: Floats | None,
     ) -> bool:
         """Whether to try something instead of the best choice, as there is time for it."""
         n = len(asks)
         lost = (1 + LEAST_TIMED) * (float(options[0].seconds[0]) - plain / speed)
-        if k and not self._fixed and self._probes.time_plain(self._round, n, lost, plain):
+        if choice.k and not self._fixed and self._probes.time_plain(self._round, n, lost, plain):
             self._pause_for([a.slot for a in asks], LEAST_TIMED)
             self._timing, self._probes.now = True, None
             return True
         each = np.ones(self.most + 1) if worths is None else worths
         most = plain * each.cumsum()[np.minimum(np.arange(self.most + 1), self._asked)]
-        found = self._candidates(asks, options, member, speed, plain, most)
-        idle = not k and worths is None
-        return self._probes.choose(self._round, found, speed, idle) is not None
+        found = self._candidates(asks, options, choice.member, speed, plain, most)
+        return self._probes.choose(self._round, found, speed, choice.plain) is not None
 
     def _candidates(
         self,

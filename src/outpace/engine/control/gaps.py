@@ -74,5 +74,5 @@ class Gaps:
         if self._rounds < _KNOWN or not 0 < self.speed * self._seconds < self._saved:
             return None
         behind = self.speed * self._seconds / self._saved
-        stays: Floats = (1 - min(self.hazard, 1.0)) ** np.arange(most + 1.0)
+        stays: Floats = (1 - self.hazard) ** np.arange(most + 1.0)
         return behind + (1 - behind) * stays
