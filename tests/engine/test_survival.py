@@ -148,8 +148,9 @@ def test_expected_tokens_are_the_sum_of_products():
 
 
 class Played(NamedTuple):
-    """Rounds of a text: what each emitted, and what those of each kind have shown."""
+    """Rounds of a text: K and what was emitted of each, and what those of each kind have shown."""
 
+    lengths: list[int]
     emitted: list[int]
     apart: tuple[Survival, ...]
 
@@ -174,11 +175,12 @@ def play(*ks: int, rounds: int = 60_000, seed: int = 0) -> Played:
     """A text that is hard behind a draft that failed, easy behind others, and easier where nothing
     was refused for long: K for each. Every 96 tokens, on average, another one begins."""
     rng, kind, run = np.random.default_rng(seed), 0, 0
-    found = Played([], tuple(Survival(16, 1e9) for _ in range(STATES)))
+    found = Played([], [], tuple(Survival(16, 1e9) for _ in range(STATES)))
     for _ in range(rounds):
         k, accepted = ks[kind], 0
         while accepted < k and rng.random() < (0.8, 0.9, 0.99)[kind]:
             accepted += 1
+        found.lengths.append(k)
         found.emitted.append(accepted + 1)
         found.apart[kind].add(accepted + (accepted < k), accepted)
         goes_on = accepted == k and rng.random() < math.exp(-(accepted + 1) / 96)
@@ -264,6 +266,26 @@ def test_the_three_k_of_most_tokens_per_second_are_found():
     less = outlook.policy(seconds, 2, (3, 4, 9), 0.5)
     assert max(less.passed[:3].max(), less.long[:3].max()) <= 2
     assert less.tokens[3:].tolist() == [1.0] * 14  # longer ones are not asked for
+
+
+def test_what_it_takes_to_change_k_is_part_of_the_price_of_three_k():
+    """Where it takes much, it is changed in long stretches only."""
+    seconds, turns = 4.0 + np.arange(17.0), np.full(17, 0.6)
+    outlook = play(4, 4, 4).outlook
+    free = outlook.policy(seconds, 16)
+    k = int((free.tokens / free.seconds).argmax())
+    ks = k, int(free.passed[k]), int(free.long[k])
+    assert ks[0] < ks[1]
+    played = play(*ks, seed=1)
+    lengths = np.array(played.lengths)
+    takes = seconds[lengths].mean() + 0.6 * (np.diff(lengths) != 0).mean()
+    dear = outlook.policy(seconds, 16, ks, 0.5, turns)  # the same, at that price
+    assert (dear.passed[k], dear.long[k]) == ks[1:]
+    assert dear.seconds[k] == pytest.approx(takes, rel=0.02)
+    assert free.seconds[k] < 0.97 * takes
+    best = outlook.policy(seconds, 16, turns=np.full(17, 6.0))
+    k = int((best.tokens / best.seconds).argmax())
+    assert k == best.passed[k] < best.long[k]
 
 
 # --- of many sequences ------------------------------------------------------------------------

@@ -158,6 +158,21 @@ def test_what_was_measured_while_the_machine_was_slow_does_not_seem_dearer(monke
     assert on_an_unsteady_machine() > 1.07
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_size_that_is_tried_now_and_then_is_as_dear_as_if_it_always_were(told):
+    """What one behind another size takes longer, 8 % here, is told apart."""
+    times, rng, before, counts = passes(), np.random.default_rng(0), 4, (24, 2)
+    for turn in range(100):
+        size = (4, 5)[turn % 2]
+        for _ in range(counts[turn % 2]):
+            turned = size != before
+            seconds = (20.0, 21.0)[turn % 2] * np.exp(0.08 * turned + 0.03 * rng.standard_normal())
+            times.add(size, 1, seconds, turned and told)
+            before = size
+    assert (times.one(5, 1) / times.one(4, 1) < 1.065) == told
+    assert times.turn == pytest.approx(0.08 if told else 0.0, abs=0.03)
+
+
 def test_other_batches_stand_in():
     """Of passes by rows in all, of drafts by their steps."""
     times = measured(passes(), 1, {1: 10.0, 8: 17.0})

@@ -20,7 +20,7 @@ from ..sampling import DraftNoise, Warp
 from ..trees import chain, cut
 from ..types import Draft, PointMass, Tree
 from .clock import Clock
-from .control import Ask, Controller, Pick, Profile, Spent, Told, key_of, kind_of, late
+from .control import Ask, Controller, Late, Pick, Profile, Spent, Told, key_of, kind_of, late
 
 _LATE = 32
 """Tokens a drafter may lack before it is timed how long it takes to read them."""
@@ -151,14 +151,15 @@ class Drafting:
             left: tokens that each may still emit.
             crowded: whether others wait for a place.
         """
-        self._begin(len(contexts))
         if self.controller is None:
+            self._begin(len(contexts))
             self._drafted = {(0, c.slot) for c in contexts}
             draft = self.members[0].draft(contexts, budgets, warp, noise(max(budgets)))
             clock.lap(DRAFT)
             return draft
         looked: dict[int, Draft] = {}
-        slots, lacking = [c.slot for c in contexts], late(self._lags(contexts[0]))
+        slots, lacking = [c.slot for c in contexts], self._lacking(contexts[0])
+        self._begin(len(contexts))
         picks = self.controller.again(slots, budgets, left[0], lacking)
         if picks is None:
             looked = self._look(self.controller.looks(), contexts, budgets, warp, clock)
@@ -258,6 +259,13 @@ class Drafting:
             elif member.reads:
                 lags[m] = self._missed(m, context)
         return lags
+
+    def _lacking(self, context: Context) -> Late:
+        """The same in short. Nobody lacks anything who has drafted in the round before; should one
+        have no room for more, it refuses."""
+        if all((m, context.slot) in self._drafted for m, _ in self._models):
+            return []
+        return late(self._lags(context))
 
     def _missed(self, m: int, context: Context) -> int:
         """Tokens that a member has to read, if they are many."""

@@ -2,12 +2,13 @@
 
 from .controller import Controller
 from .estimates import key_of
-from .plan import Ask, Pick, Profile, Spent, Told, kind_of, late
+from .plan import Ask, Late, Pick, Profile, Spent, Told, kind_of, late
 from .report import Report
 
 __all__ = [
     "Ask",
     "Controller",
+    "Late",
     "Pick",
     "Profile",
     "Report",

@@ -52,9 +52,10 @@ _LOST, _BEARS = 2, 8
 """Plain rounds that may be lost since a choice, beside plain decoding, before that, too. Where that
 changed nothing, twice as many may be lost before the next time, and at most."""
 
-_VARY, _NEIGHBOURS = 32, (1, -1, 2, -1)
-"""Of so many rounds of a choice, one drafts so many tokens more, in turn: two, too, as the next K
-may be dear and the one behind it cheap."""
+_VARY, _FOR, _NEIGHBOURS = (32, 64), 2, (1, -1, 2, -1)
+"""Rounds of a model that was chosen, at first and later, after which so many, one after the other,
+draft so many tokens more, in turn: two, too, as the next K may be dear and the one behind it
+cheap."""
 
 _COMPARED = 8
 """Of so many rounds in which nobody drafts, one compares the text with what was proposed."""
@@ -75,6 +76,20 @@ class _Judged(NamedTuple):
     told: Told
     length: int
     state: int
+
+
+class _Course(NamedTuple):
+    """A model drafts as was chosen, until it is time to think or something happens.
+
+    Attributes:
+        slots, late: of whom it was asked.
+        until: when it is time, as `Held.now`.
+    """
+
+    slots: Sequence[int]
+    late: Late
+    until: float
+    choice: Choice
 
 
 class _Looked(NamedTuple):
@@ -123,6 +138,7 @@ class Controller:
         self._held = Held(clock)
         self._gaps: dict[Key, Gaps] = {}
         self._looked: _Looked | None = None  # when it was last
+        self._course: _Course | None = None  # while one lasts
         self._news: list[_Judged | tuple[Sequence[Pick | None], Spent, float]] = []
         self._worths: dict[int, float] = {}  # of a token of each sequence, in seconds
         self._lost = 0.0  # since the last choice, beside plain decoding
@@ -137,6 +153,8 @@ class Controller:
         self._rested: list[float] = []  # seconds of the rounds since then
         self._resters: dict[int, Key] = {}  # who runs in them
         self._drafted = 0  # rounds of a model that was chosen
+        self._varies, self._turns = _VARY[0], 0  # the next that varies, and how often they did
+        self._rows = 1  # of the target's pass in the last round that was counted
         self._opened = self._vain = False  # a sequence, since the last choice; it was not worth it
         self._timing = False  # whether that is to time plain decoding
         self._keys: dict[int, Key] = {}
@@ -145,8 +163,6 @@ class Controller:
         self._asked = self.most  # the longest budget of those
         self._chosen = PLAIN
         self._alike: dict[int, _Beginning] = {}  # what sequences are like
-        # the last question where nobody looked, of whom, and until when it is the same
-        self._same: tuple[Sequence[int], Late, float, Question] | None = None
         # when there is time to choose for one by what it has shown itself, or there must be
         self._parts = 0.0
         self._answered: Question | None = None  # by what this round goes by
@@ -168,7 +184,7 @@ class Controller:
         self._looks.new_text()
         self._held.part()
         self._alike.pop(slot, None)
-        self._parts, self._same = self._held.until, None
+        self._parts, self._course = self._held.until, None
 
     def close(self, slot: int) -> None:
         self._learn()
@@ -219,6 +235,7 @@ class Controller:
             return
         timing = self._timing or not self._prices.plain_rounds()
         self._prices.rested(n, self._rested, timing)
+        self._rows = 1
         self._probes.timed(self._round, n)
         plain = self._prices.plain(n)
         lost, probed = self._aftermath.counted(self._rested, plain)
@@ -239,6 +256,29 @@ class Controller:
         """
         self._begin()
         self._asked, self._batch = max(budgets), len(slots)
+        course = self._course
+        if course is None or not self._goes_on(course, slots, late):
+            self._course = None
+            choice = self._resumed(slots, left, late)
+            if choice is None or not (choice.member >= 0 and choice.k):
+                return None if choice is None else [None] * len(slots)
+        else:
+            choice = course.choice
+        m, k = choice.member, self._varied(slots, choice)
+        return [Pick(m, min(k, budget)) if budget else None for budget in budgets]
+
+    def _goes_on(self, course: _Course, slots: Sequence[int], late: Late) -> bool:
+        """Whether nothing is to be thought about or looked at."""
+        return (
+            course.slots == slots
+            and course.late == late
+            and self._held.now < course.until
+            and not (self._instant and self._looks.due(self._round, self._paid))
+        )
+
+    def _resumed(self, slots: Sequence[int], left: int, late: Late) -> Choice | None:
+        """What was chosen of these, if it need not be thought about; where a model drafts, its
+        course begins."""
         self._settle()
         probed = self._probes.now is not None
         if probed:
@@ -246,27 +286,31 @@ class Controller:
             if not self._probes.over():
                 self._goes_apart()  # it goes on
         if self._purse.empty:
-            self._probes.now = None
+            self._probes.now, self._now = None, PLAIN
             self._rest(slots)
-            return [None] * len(slots)
+            return PLAIN
         if self._instant and self._looks.due(self._round, self._paid):
             return None
         alone = len(self._instant) == len(self.members)  # what they propose is all there is
-        choice = PLAIN if alone else self._held.find(self._question(slots, left, late))
+        question = None if alone else self._question(slots, left, late)
+        choice = PLAIN if question is None else self._held.find(question)
         if choice is None:
             return None
         drafts = choice.member >= 0 and choice.k
         if not (drafts or probed or alone) and self._round >= self._resting:
             self._held.drop()  # what was waited for may be tried
             return None
-        if not alone:
+        if question is not None:
             self._adopt(choice)
         if not drafts:
             self._now = choice
             self._rest(slots)
-            return [None] * len(slots)
-        m, k = choice.member, self._varied(slots, choice)
-        return [Pick(m, min(k, budget)) if budget else None for budget in budgets]
+        elif question is not None and self._probes.now is None:
+            until = self._held.due(question)
+            if question.alike:
+                until = min(until, self._parts)
+            self._course = _Course(list(slots), late, until, choice)
+        return choice
 
     def _begin(self) -> None:
         """A round begins."""
@@ -278,13 +322,19 @@ class Controller:
         """The K of a choice of a model, or its neighbour, so that it becomes known what that costs:
         from one row to the next that may go up or down by more than drafting further brings."""
         self._drafted += 1
-        turn, rest = divmod(self._drafted, _VARY)
         self._now = choice
-        k = choice.lengths[min(self._state(slot, choice.member) for slot in slots)]
+        state = self._state(slots[0], choice.member)
+        for slot in slots[1:]:
+            state = min(state, self._state(slot, choice.member))
+        k = choice.lengths[state]
         most = min(self.most, self.members[choice.member].most)
-        if not rest and not self._fixed:
-            more = min(_NEIGHBOURS[turn % len(_NEIGHBOURS)], k)  # not more than twice as many
-            k, self._now = max(1, k + more), PLAIN
+        if self._drafted >= self._varies and not self._fixed:
+            more = _NEIGHBOURS[self._turns % len(_NEIGHBOURS)]
+            k, self._now = max(1, k + min(more, k)), PLAIN  # not more than twice as many
+            if self._drafted > self._varies + _FOR - 2:
+                first, later = _VARY
+                self._turns += 1
+                self._varies = self._drafted + min(max(first, self._drafted // first), later)
         return min(k, most)
 
     def _state(self, slot: int, member: int) -> int:
@@ -331,7 +381,8 @@ class Controller:
         if choice is None:
             began = self._held.begin(question)
             self._learn()
-            choice, tried = self._choose(asks, crowded)
+            before = self._held.before(question) if question.alike else None
+            choice, tried = self._choose(asks, crowded, before or self._chosen)
             self._held.keep(question, choice, began)
         else:
             tried = False
@@ -373,8 +424,12 @@ class Controller:
             most = min(most, depth)
         return _shorter(pick, min(k, most))
 
-    def _choose(self, asks: Sequence[Ask], crowded: bool) -> tuple[Choice, bool]:
-        """The choice, and whether something else is to be tried in this round."""
+    def _choose(self, asks: Sequence[Ask], crowded: bool, last: Choice) -> tuple[Choice, bool]:
+        """The choice, and whether something else is to be tried in this round.
+
+        Args:
+            last: what was chosen before, which is kept if it is nearly as fast.
+        """
         self._batch = n = len(asks)
         self._resting, self._timing = 0, False
         if not self._asked:
@@ -383,14 +438,14 @@ class Controller:
         self._worths.update((a.slot, float(w)) for a, w in zip(asks, each, strict=True))
         gaps = self._looked.gaps if self._looked and self._looked.inside else None
         worths = None if gaps is None else gaps.worths(self.most)
-        options = self._options.of_all(asks, each, self._chosen, worths)
+        options = self._options.of_all(asks, each, last, worths)
         first = options[0]
         unaided = max(float(o.unaided.max()) for o in options)
         self._looks.priced(n, unaided)
         plain, looked = float(first.seconds[0]), any(a.offers for a in asks)
         if looked:
             first.seconds[0] += self._prices.compared(n)  # with the text, what is not taken
-        best, k = self._best(options, bool((first.saved > each.sum()).any()))
+        best, k = self._best(options, bool((first.saved > each.sum()).any()), last)
         member, speed = best.member, float(best.speeds[k])
         gain = 0.0
         if looked and k:
@@ -416,13 +471,7 @@ class Controller:
             offered = [max(map(len, a.offers.values()), default=1) - 1 for a in asks]
             self._answered = self._new_question(slots, left, late, kind_of(sum(offered)))
             return self._answered
-        last = self._same
-        if last and last[0] == slots and last[1] == late and self._held.now < last[2]:
-            self._answered = last[3]
-        else:
-            self._answered = self._new_question(slots, left, late, -1)
-            until = self._parts if self._answered.alike else math.inf
-            self._same = slots, late, until, self._answered
+        self._answered = self._new_question(slots, left, late, -1)
         return self._answered
 
     def _new_question(self, slots: Sequence[int], left: int, late: Late, kind: int) -> Question:
@@ -453,11 +502,11 @@ class Controller:
         """A sequence has another age now."""
         if self._batch == 1:
             self._held.part()
-            self._same, self._aged = None, True
+            self._course, self._aged = None, True
 
     def _goes_apart(self) -> None:
         """A sequence does not go as expected: it is to be thought about by what it has shown."""
-        self._parts, self._same = 0.0, None
+        self._parts, self._course = 0.0, None
         self._held.drop()
 
     def _take(self, choice: Choice) -> None:
@@ -496,7 +545,7 @@ class Controller:
         self._resting = self._round + rounds + 1
         self._resters = {slot: self._keys[slot] for slot in slots}
 
-    def _best(self, options: Sequence[Option], offered: bool) -> tuple[Option, int]:
+    def _best(self, options: Sequence[Option], offered: bool, last: Choice) -> tuple[Option, int]:
         """The fastest, and its K; the last choice, if it is nearly as fast."""
         if self._fixed:
             k = self.most
@@ -505,7 +554,7 @@ class Controller:
         speeds = [o.speeds for o in options]
         at = max(range(len(options)), key=lambda i: float(speeds[i].max()))
         k = int(speeds[at].argmax())
-        kept, length = self._chosen[:2]
+        kept, length = last[:2]
         i = next(i for i, o in enumerate(options) if o.member == kept)
         if speeds[i][length] >= KEEP * speeds[at][k]:
             at, k = i, length
@@ -644,10 +693,12 @@ class Controller:
                 self._probes.told(item.told)
                 continue
             picks, spent, saved = item
-            alike.setdefault((tuple(picks), spent.rows, *spent.looks), []).append(spent)
+            turned, self._rows = spent.rows != self._rows, spent.rows
+            what = tuple(picks), turned, spent.rows, *spent.looks
+            alike.setdefault(what, []).append(spent)
             self._probes.spent(spent.seconds, saved, self._prices.plain(len(picks)))
-        for (picks, *_), spents in alike.items():
-            self._prices.add(picks, spents)
+        for (picks, turned, *_), spents in alike.items():
+            self._prices.add(picks, spents, turned)
 
     # --- why ----------------------------------------------------------------------
 

@@ -88,7 +88,7 @@ class _Book:
         self._first: float | None = None
         self._began = self._thought = 0.0
         self._patience = 1  # times as long as usual
-        self._until = 0.0  # when they are to be thought about again
+        self.until = 0.0  # when they are to be thought about again
 
     def drop(self) -> None:
         self._retire()
@@ -103,12 +103,15 @@ class _Book:
 
     def find(self, question: Question, now: float) -> Choice | None:
         choice = self._choices.get(question)
-        return choice if choice is not None and now < self._until else None
+        return choice if choice is not None and now < self.until else None
+
+    def before(self, question: Question) -> Choice | None:
+        return self._before.get(question) or self._choices.get(question)
 
     def begin(self, now: float) -> None:
         if self._first is None:
             self._first = now
-        if now >= self._until:
+        if now >= self.until:
             self._retire()
         if not self._choices:
             self._began, self._thought = now, 0.0
@@ -123,7 +126,7 @@ class _Book:
         since = self._began - (self._first or 0.0)
         longest = self._patience * self._thought / _SHARE
         soon = max(since * _SOON, self._thought / _SHARE_SOON)
-        self._until = self._began + min(longest, soon)
+        self.until = self._began + min(longest, soon)
 
 
 class Held:
@@ -168,6 +171,10 @@ class Held:
         self._book(question).begin(self.now)
         return self._clock()
 
+    def before(self, question: Question) -> Choice | None:
+        """What was chosen then the last time."""
+        return self._book(question).before(question)
+
     def keep(self, question: Question, choice: Choice, began: float) -> None:
         """A choice that was begun to be thought about then."""
         seconds = self._clock() - began
@@ -179,6 +186,10 @@ class Held:
     def find(self, question: Question) -> Choice | None:
         """What was chosen then, if that is not too long ago."""
         return None if self._anew else self._book(question).find(question, self.now)
+
+    def due(self, question: Question) -> float:
+        """When what was chosen then is to be thought about again."""
+        return self._book(question).until
 
     def _book(self, question: Question) -> _Book:
         return self._alike if question.alike else self._own

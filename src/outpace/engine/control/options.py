@@ -116,15 +116,17 @@ class Options:
             worths: of tokens that a model drafts for a single sequence, by depth (`Gaps`).
         """
         tokens, rows = self._instants(asks)
-        n, whole = len(asks), each.sum()
+        n, whole = len(asks), float(each.sum())
+        unaided = np.zeros(self._most + 1)
+        unaided[0] = whole
         if any(a.offers for a in asks):
             seconds = self._prices.rest(rows, n)
+            saved = whole + each @ (tokens - 1)
+            if not self._fixed:
+                saved[1:][rows[1:] <= 1] = 0.0  # nothing is offered that could be taken
         else:
             seconds = np.full(self._most + 1, self._prices.plain(n))
-        unaided = np.where(self._ks == 0, whole, 0.0)
-        saved = whole + each @ (tokens - 1)
-        if not self._fixed:
-            saved[1:][rows[1:] <= 1] = 0.0  # nothing is offered that could be taken
+            saved = np.full(self._most + 1, whole) if self._fixed else unaided
         found = [Option.alike(-1, saved, seconds, unaided)]
         for m, profile in enumerate(self._members):
             if profile.instant:
@@ -195,10 +197,11 @@ class Options:
             saved = plain * outlook.tokens[np.minimum(self._ks, most)]
             return Option.alike(m, saved, seconds, saved)
         kept = last.lengths if last.member == m else (0, 0, 0)
-        policy = outlook.policy(seconds, most, kept, KEEP)
+        turns = prices.turns(prices.rows(m), m)
+        policy = outlook.policy(seconds, most, kept, KEEP, turns)
         unaided = over(plain * policy.tokens, policy.seconds)
         if worths is not None:
-            policy = outlook.worth(worths).policy(seconds, most, kept, KEEP)
+            policy = outlook.worth(worths).policy(seconds, most, kept, KEEP, turns)
         saved = plain * policy.tokens
         return Option(m, policy.passed, policy.long, saved, policy.seconds, unaided, seconds)
 

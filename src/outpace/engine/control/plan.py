@@ -112,7 +112,8 @@ class Spent(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        return sum(self.looks.values()) + self.choosing + self.draft + self.reading + self.rest
+        looks = sum(self.looks.values()) if self.looks else 0.0
+        return looks + self.choosing + self.draft + self.reading + self.rest
 
 
 def kind_of(depth: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -108,6 +109,13 @@ class Prices:
         found[rows <= 1] = plain  # nobody drafts
         return found
 
+    def turns(self, rows: Floats, member: int) -> Floats:
+        """What a pass over so many rows of a single sequence takes longer behind one over another
+        number of rows."""
+        times = self._begun.get(member, self._rest)
+        found: Floats = math.expm1(times.turn) * times.at(rows, 1)
+        return found
+
     def rows(self, member: int) -> Floats:
         """Of the pass, by K: of trees it is learned."""
         return self._rows[member]
@@ -131,10 +139,16 @@ class Prices:
         self._plains.clear()
         self.seconds += sum(seconds)
 
-    def add(self, picks: Sequence[Pick | None], spents: Sequence[Spent]) -> None:
+    def add(
+        self, picks: Sequence[Pick | None], spents: Sequence[Spent], turned: bool = False
+    ) -> None:
         """What rounds took, soon one after the other, in which the same was picked and as many rows
         were scored. They count as one measurement: what is noise is nearly the same in all of
-        them."""
+        them.
+
+        Args:
+            turned: whether in the round before each of them another number was.
+        """
         batch, rest = len(picks), self._rest
         self._age += len(spents)
         rows, seconds = spents[0].rows, _usual([spent.rest for spent in spents])
@@ -157,7 +171,7 @@ class Prices:
             more = min(seconds - plain, plain)
             self._compared[batch] = before + _PRESENT / 4 * (more - before)
         else:
-            rest.add(rows, batch, seconds)
+            rest.add(rows, batch, seconds, turned)
         self._plains.clear()
         self.seconds += sum(spent.seconds for spent in spents)
 

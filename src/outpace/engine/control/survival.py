@@ -261,6 +261,7 @@ class Outlook:
         most: int,
         kept: tuple[int, int, int] = (0, 0, 0),
         share: float = 1.0,
+        turns: Floats | float = 0.0,
     ) -> Policy:
         """For every K, up to this one, behind a draft that failed, those in the other states.
 
@@ -268,23 +269,30 @@ class Outlook:
             seconds: that rounds take. `[K + 1]`
             kept: three K, as far as this, that are kept as long as they promise this share of the
                 best; 0 for none.
+            turns: seconds that a round takes longer behind one of another K. `[K + 1]`
         """
         constants = _constants(most, LONG, _FARTHER)
         ks, usable = constants.ks, constants.usable
         behind, often, stay = self._stretch(ks[:, None], ks[None, :], ks)
         first, second, third = self.apart[:, : most + 1]
         spent = seconds[: most + 1]
-        tokens, takes = first[:, None] + behind * second, spent[:, None] + behind * spent
+        turn = np.zeros(most + 1) + (turns if isinstance(turns, float) else turns[: most + 1])
+        there = self.goes_on[0][: most + 1, None] * constants.unlike  # and back again
+        tokens = first[:, None] + behind * second
+        takes = spent[:, None] + behind * spent + there * (turn[:, None] + turn)
         more, longer = stay * third, stay * spent
 
         def rates(long: Lengths) -> Floats:
-            found = (tokens + often * more[long]) / (takes + often * longer[long])
+            turned = (long != ks) * (turn + turn[long])
+            found = (tokens + often * more[long]) / (takes + often * (longer[long] + turned))
             return np.where(usable, found, 0.0)
 
         found = np.where(usable, tokens / takes, 0.0)
         for _ in range(_SEARCHES):  # Dinkelbach 1967: of a ratio, by the best of a difference
             long = np.maximum((more - found.max() * longer).argmax(), ks)
             found = rates(long)
+        if turn.any() and (same := rates(ks)).max() >= found.max():
+            long, found = ks, same
         k, passed, before = (min(length, most) for length in kept)
         if k:
             last = rates(np.maximum(before, ks))
@@ -302,7 +310,8 @@ class Outlook:
         )
         policy.passed[: most + 1], policy.long[: most + 1] = best, long
         policy.tokens[: most + 1] = (tokens[at] + often[at] * more[long]) / rounds
-        policy.seconds[: most + 1] = (takes[at] + often[at] * longer[long]) / rounds
+        turned = (long != best) * (turn[best] + turn[long])
+        policy.seconds[: most + 1] = (takes[at] + often[at] * (longer[long] + turned)) / rounds
         return policy
 
     def shares(self, k: int, passed: int, long: int) -> Floats:
@@ -333,13 +342,14 @@ class Outlook:
 
 class _Constants(NamedTuple):
     """Of all K up to the longest: that a text goes on for as long, by K; rounds behind a draft that
-    passed before a stretch is long, and which pairs may be chosen, by K behind one that failed and
-    behind one that passed."""
+    passed before a stretch is long, which pairs may be chosen, and which are unlike, by K behind
+    one that failed and behind one that passed."""
 
     ks: Lengths
     fades: Floats
     until_long: Floats
     usable: NDArray[np.bool_]
+    unlike: NDArray[np.bool_]
 
 
 @cache
@@ -351,6 +361,7 @@ def _constants(most: int, long: int, farther: int) -> _Constants:
         np.exp(-(ks + 1) / _LASTS),
         np.maximum(np.ceil((long - (rows + 1)) / (columns + 1)), 0),
         (columns >= rows) & (columns <= farther * rows),
+        columns != rows,
     )
 
 

@@ -39,7 +39,7 @@ _COLD = 1.0
 _LONG = 0.4
 """A measurement counts as no more than so much above what is known, in logarithms."""
 
-_DRIFT = 2e-5
+_DRIFT = 2e-6
 """Variance that an estimate gains with each round in which it is not measured; at most
 `_FORGOTTEN`."""
 
@@ -51,8 +51,12 @@ _WANDERS = 5e-4, 0.02
 _LASTS = 16
 """Measurements over which its mean is taken, that is expected of what is to come."""
 
-_WINDOW = 16
+_WINDOW = 32
 """Measurements of a size that its estimate is about at most."""
+
+_TURNS, _MOST_TURN = 32, 0.2
+"""Measurements behind one of another size over which it is taken how much longer they take, and at
+most, in logarithms."""
 
 _STEP = 0.008
 """Variance of the step from one size to the next; where rows count, from one row to the next."""
@@ -228,6 +232,8 @@ class Times(ABC):
         self._tables: dict[tuple[int, float], tuple[Floats, Floats]] = {}  # sizes from 0, seconds
         self._fresh = 0, 0  # measurements and rounds until which that is as good as new
         self._guess, self._noise = 0.0, _NOISE * _NOISE
+        self.turn = 0.0
+        """The logarithm of what one behind another size takes longer."""
         self.measured = 0
         """How often."""
 
@@ -244,13 +250,21 @@ class Times(ABC):
         self._guess = seconds / self._pace.factor
         self._tables.clear()
 
-    def add(self, size: int, batch: int, seconds: float) -> None:
-        value = math.log(max(seconds, 1e-9))
+    def add(self, size: int, batch: int, seconds: float, turned: bool = False) -> None:
+        """Count a measurement.
+
+        Args:
+            turned: whether the one before was of another size. What this one runs is not in the
+                processor's caches then, as it would be were it always so.
+        """
+        value = math.log(max(seconds, 1e-9)) - (self.turn if turned else 0.0)
         cells, now = self._cells.setdefault(batch, {}), self._clock()
         if size in cells:
             error = cells[size].add(value, self._pace, self._noise)
             if cells[size].count > _WARM:
                 self._noise += (max(error * error, _LEAST * _LEAST) - self._noise) / _VARIES
+                if turned:
+                    self.turn = min(max(0.0, self.turn + error / _TURNS), _MOST_TURN)
         else:
             if cells:
                 value = min(value, math.log(max(self.one(size, batch), 1e-9)) + _LONG)
