@@ -58,6 +58,24 @@ def test_blocks_equal_the_twin_in_any_order(seed, asked):
         assert got.tolist() == want
 
 
+def test_what_a_round_asks_for_may_change(monkeypatch):
+    """K goes up and down within a text: that computes nothing anew, but for what is longer than
+    twice all before."""
+    calls = []
+    monkeypatch.setattr(
+        "outpace.sampling.noise.uniforms", lambda *a: (calls.append(a), uniforms(*a))[1]
+    )
+    noise = RequestNoise(3)
+    for position, count in enumerate([1, 4, 2, RequestNoise.LEAST, 5, 1]):
+        noise.at(Stream.DRAFT, position, count)
+        noise.at(Stream.ACCEPT, position, count)
+        noise.along(position, count + 1)
+    assert len(calls) == 1
+    for more in range(1, RequestNoise.LEAST + 1):
+        noise.at(Stream.DRAFT, 0, RequestNoise.LEAST + more)
+    assert len(calls) == 2
+
+
 def test_no_uniform_is_used_twice():
     positions = np.arange(2000, dtype=np.uint64)[:, None, None]
     streams = np.array([1, 2, 3], np.uint64)[:, None]

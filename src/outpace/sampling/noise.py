@@ -78,19 +78,20 @@ def uniforms(seed: int, positions: U64, streams: U64, indices: U64) -> F64:
 
 
 class RequestNoise:
-    """The noise of one request, computed for many positions at a time."""
+    """The noise of one request, computed for many positions at a time, and more indices than
+    were asked for: what a round asks for changes, and a call takes as long for 16 as for one."""
 
-    BLOCK = 64
+    BLOCK, LEAST = 128, 16
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self._width = 0
+        self._width = self.LEAST
         self._blocks: dict[int, F64] = {}  # block number -> [BLOCK, 2 * width + 1]
 
     def at(self, stream: Stream, position: int, indices: int) -> F64:
         """Uniforms `[indices]` of one position (stream TARGET has index 0 only)."""
         if indices > self._width:
-            self._width = indices
+            self._width = max(indices, 2 * self._width)
             self._blocks.clear()
         row = self._block(position // self.BLOCK)[position % self.BLOCK]
         start = (stream - 1) * self._width
