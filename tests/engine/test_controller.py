@@ -31,6 +31,7 @@ from outpace.engine.control import (
     options,
     probes,
     purse,
+    survival,
 )
 from outpace.engine.control.estimates import Estimates
 from outpace.engine.control.gaps import Gaps
@@ -285,6 +286,21 @@ class Notes(Controller):
         self.noted.append(self._chosen[:4])
 
 
+def test_the_first_round_of_a_text_and_one_of_much_reading_are_said_to_be_cold():
+    machine = Machine(free, [2.0], reading=[0.02])
+    control, flags = still(), []
+    add = control._prices.add
+
+    def noted(picks, spents, risen, cold):
+        flags.append((len(spents), cold))
+        add(picks, spents, risen, cold)
+
+    control._prices.add = noted
+    generate(World(machine, [MODEL], [steady(0.8)], prompt=50), control, 120, requests=6)
+    assert 3 <= sum(n for n, cold in flags if cold) <= 12
+    assert sum(n for n, cold in flags if not cold) > 60
+
+
 def test_of_two_that_are_equal_it_stays_with_one(monkeypatch):
     """(1 + α) / (T + d) = (1 + α + α²) / (T + 2d)."""
 
@@ -305,6 +321,7 @@ def test_of_two_that_are_equal_it_stays_with_one(monkeypatch):
     assert kept < 0.03
     monkeypatch.setattr(controller, "KEEP", 1.0)
     monkeypatch.setattr(options, "KEEP", 1.0)
+    monkeypatch.setattr(survival, "_UNLIKE", 1.0)  # nor is one K for all states preferred
     assert changes() > 1.5 * kept
 
 
@@ -826,7 +843,10 @@ def test_what_is_chosen_for_a_text_that_goes_like_others_is_of_its_age_and_outla
     assert not any(map(held.find, ages))
     held.keep(ages[0], alike(0, 4), held.begin(ages[0]) - 1.0)
     assert [held.find(question).k for question in ages] == [4, 3, 6]
-    held.passed(1e6)
+    assert held.find(ages[0])
+    held.passed(1e3)  # by that one, so that others are hardly older
+    assert [held.find(question) is not None for question in ages] == [False, True, True]
+    held.passed(1e5)
     assert not any(map(held.find, ages))
 
 
@@ -934,7 +954,7 @@ def openings(prompts: list[int], forget: bool) -> list[int]:
     counts = []
     for i, prompt in enumerate([50] * 20 + prompts):
         if forget:
-            control._held._alike.drop()
+            control._held._alike.clear()
         world = World(CHEAP, [MODEL], [steady(0.7)], prompt=prompt, seed=i)
         before = len(thoughts)
         world.generate(control, 20, Run())

@@ -270,7 +270,7 @@ def test_the_three_k_of_most_tokens_per_second_are_found():
 
 def test_what_it_takes_to_change_k_is_part_of_the_price_of_three_k():
     """Where it takes much, it is changed in long stretches only."""
-    seconds, turns = 4.0 + np.arange(17.0), np.full(17, 0.6)
+    seconds, rises = 4.0 + np.arange(17.0), np.full(17, 1.2)
     outlook = play(4, 4, 4).outlook
     free = outlook.policy(seconds, 16)
     k = int((free.tokens / free.seconds).argmax())
@@ -278,12 +278,12 @@ def test_what_it_takes_to_change_k_is_part_of_the_price_of_three_k():
     assert ks[0] < ks[1]
     played = play(*ks, seed=1)
     lengths = np.array(played.lengths)
-    takes = seconds[lengths].mean() + 0.6 * (np.diff(lengths) != 0).mean()
-    dear = outlook.policy(seconds, 16, ks, 0.5, turns)  # the same, at that price
+    takes = seconds[lengths].mean() + 1.2 * (np.diff(lengths) > 0).mean()
+    dear = outlook.policy(seconds, 16, ks, 0.5, rises)  # the same, at that price
     assert (dear.passed[k], dear.long[k]) == ks[1:]
     assert dear.seconds[k] == pytest.approx(takes, rel=0.02)
-    assert free.seconds[k] < 0.97 * takes
-    best = outlook.policy(seconds, 16, turns=np.full(17, 6.0))
+    assert free.seconds[k] < 0.975 * takes
+    best = outlook.policy(seconds, 16, rises=np.full(17, 12.0))
     k = int((best.tokens / best.seconds).argmax())
     assert k == best.passed[k] < best.long[k]
 

@@ -160,17 +160,33 @@ def test_what_was_measured_while_the_machine_was_slow_does_not_seem_dearer(monke
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_size_that_is_tried_now_and_then_is_as_dear_as_if_it_always_were(told):
-    """What one behind another size takes longer, 8 % here, is told apart."""
+    """What one behind a smaller size takes longer, 8 % here, is told apart."""
     times, rng, before, counts = passes(), np.random.default_rng(0), 4, (24, 2)
-    for turn in range(100):
+    for turn in range(400):
         size = (4, 5)[turn % 2]
         for _ in range(counts[turn % 2]):
-            turned = size != before
-            seconds = (20.0, 21.0)[turn % 2] * np.exp(0.08 * turned + 0.03 * rng.standard_normal())
-            times.add(size, 1, seconds, turned and told)
+            risen = size > before
+            seconds = (20.0, 21.0)[turn % 2] * np.exp(0.08 * risen + 0.03 * rng.standard_normal())
+            times.add(size, 1, seconds, risen and told)
             before = size
     assert (times.one(5, 1) / times.one(4, 1) < 1.065) == told
-    assert times.turn == pytest.approx(0.08 if told else 0.0, abs=0.03)
+    assert times.rise == pytest.approx(0.08 if told else 0.0, abs=0.03)
+
+
+def test_rounds_right_behind_a_prompt_are_not_what_others_take():
+    """They count where nothing else is known."""
+    model, picks = Profile("model", False, 16), [Pick(0, 4)]
+    cold, usual = (Spent({}, 2.0 * slow, 0.0, 10.0 * slow, 5) for slow in (1.4, 1.0))
+    for counted in (False, True):
+        prices = Prices([model], 16)
+        prices.add(picks, [cold], cold=True)
+        assert prices.draft(0, 1)[4] == pytest.approx(2.8)
+        for _ in range(20):
+            prices.add(picks, [usual])
+            prices.add(picks, [cold], cold=not counted)
+        takes = float((prices.draft(0, 1) + prices.rest(np.arange(1.0, 18.0), 1))[4])
+        assert takes == pytest.approx(12.0 * (1.17 if counted else 1.0), rel=0.08)
+        assert (takes < 12.6) != counted
 
 
 def test_other_batches_stand_in():

@@ -139,7 +139,7 @@ class Controller:
         self._gaps: dict[Key, Gaps] = {}
         self._looked: _Looked | None = None  # when it was last
         self._course: _Course | None = None  # while one lasts
-        self._news: list[_Judged | tuple[Sequence[Pick | None], Spent, float]] = []
+        self._news: list[_Judged | tuple[Sequence[Pick | None], Spent, float, bool]] = []
         self._worths: dict[int, float] = {}  # of a token of each sequence, in seconds
         self._lost = 0.0  # since the last choice, beside plain decoding
         self._bears = _LOST  # plain rounds that may be lost
@@ -156,6 +156,7 @@ class Controller:
         self._varies, self._turns = _VARY[0], 0  # the next that varies, and how often they did
         self._rows = 1  # of the target's pass in the last round that was counted
         self._opened = self._vain = False  # a sequence, since the last choice; it was not worth it
+        self._cold = False  # one has begun since the last round
         self._timing = False  # whether that is to time plain decoding
         self._keys: dict[int, Key] = {}
         self._prompts: dict[int, int] = {}  # tokens
@@ -177,7 +178,8 @@ class Controller:
             self._resting = 0
         elif not (self._purse.empty or self._vain):  # much of what was known then still is
             self._resting = min(self._resting, self._round + _AFRESH)
-        self._keys[slot], self._prompts[slot], self._opened = key, prompt, True
+        self._keys[slot], self._prompts[slot] = key, prompt
+        self._opened = self._cold = True
         self._worths[slot] = self._prices.plain(1)
         self._passed.pop(slot, None)
         self._estimates.open(slot, key)
@@ -215,6 +217,7 @@ class Controller:
 
     def rested(self, seconds: float) -> None:
         """What a round took in which each sequence emitted a token."""
+        self._cold = False
         self._rested.append(seconds)
         self._held.passed(seconds)
         if self._timing and self._round + 1 >= self._resting and not settled(self._rested):
@@ -646,7 +649,8 @@ class Controller:
         """What a round took; told after everything else about it."""
         plain = self._prices.plain(len(picks))
         saved = self._earned if any(picks) else plain
-        self._news.append((picks, spent, saved))
+        cold, self._cold = self._cold or spent.reading > spent.draft, False
+        self._news.append((picks, spent, saved, cold))
         whole = spent.seconds
         self._held.passed(whole)
         if len(self._news) > _NEWS:
@@ -692,13 +696,13 @@ class Controller:
                 self._estimates.add(*item)
                 self._probes.told(item.told)
                 continue
-            picks, spent, saved = item
-            turned, self._rows = spent.rows != self._rows, spent.rows
-            what = tuple(picks), turned, spent.rows, *spent.looks
+            picks, spent, saved, cold = item
+            risen, self._rows = spent.rows > self._rows, spent.rows
+            what = tuple(picks), risen, cold, spent.rows, *spent.looks
             alike.setdefault(what, []).append(spent)
             self._probes.spent(spent.seconds, saved, self._prices.plain(len(picks)))
-        for (picks, turned, *_), spents in alike.items():
-            self._prices.add(picks, spents, turned)
+        for (picks, risen, cold, *_), spents in alike.items():
+            self._prices.add(picks, spents, risen, cold)
 
     # --- why ----------------------------------------------------------------------
 

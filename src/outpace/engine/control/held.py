@@ -25,6 +25,13 @@ _SHARE_SOON = 0.02
 """Of the time that choosing may take then."""
 
 
+_ELSEWHERE = 1 / 64
+"""Of the time of rounds that go by other choices, that makes one older."""
+
+_BOOKS = 256
+"""Questions asked of all that are alike, at most, of which the first are forgotten."""
+
+
 class Question(NamedTuple):
     """What a choice answers.
 
@@ -80,15 +87,17 @@ PLAIN = Choice(-1, 0, 0, 0)
 
 
 class _Book:
-    """Choices that are thought about anew at the same time."""
+    """Choices that are thought about anew at the same time.
+
+    Attributes:
+        used: seconds of rounds that went by them, since the first of them was begun.
+    """
 
     def __init__(self) -> None:
         self._choices: dict[Question, Choice] = {}
         self._before: dict[Question, Choice] = {}  # the last ones
-        self._first: float | None = None
-        self._began = self._thought = 0.0
+        self._began = self._thought = self._lasts = self.used = 0.0
         self._patience = 1  # times as long as usual
-        self.until = 0.0  # when they are to be thought about again
 
     def drop(self) -> None:
         self._retire()
@@ -101,32 +110,38 @@ class _Book:
         if self._choices:
             self._before, self._choices = self._choices, {}
 
+    def left(self, now: float) -> float:
+        """Seconds of such rounds until they are to be thought about again. The time of other
+        rounds counts for less: what is asked but now and then is thought about as rarely."""
+        return self._lasts - self.used - _ELSEWHERE * (now - self._began - self.used)
+
     def find(self, question: Question, now: float) -> Choice | None:
         choice = self._choices.get(question)
-        return choice if choice is not None and now < self.until else None
+        return choice if choice is not None and self.left(now) > 0 else None
 
     def before(self, question: Question) -> Choice | None:
         return self._before.get(question) or self._choices.get(question)
 
     def begin(self, now: float) -> None:
-        if self._first is None:
-            self._first = now
-        if now >= self.until:
+        if self.left(now) <= 0:
             self._retire()
         if not self._choices:
-            self._began, self._thought = now, 0.0
+            self._began, self._thought, self.used = now, 0.0, 0.0
 
-    def keep(self, question: Question, choice: Choice, seconds: float) -> None:
+    def keep(self, question: Question, choice: Choice, seconds: float, first: float) -> None:
+        """
+        Args:
+            seconds: that it took to think of it.
+            first: when the first of all choices was begun.
+        """
         before = self._before.pop(question, None)
         if not self._choices:
             same = before is not None and before.like(choice)
             self._patience = min(2 * self._patience, _PATIENT) if same else 1
         self._choices[question] = choice
         self._thought += seconds
-        since = self._began - (self._first or 0.0)
         longest = self._patience * self._thought / _SHARE
-        soon = max(since * _SOON, self._thought / _SHARE_SOON)
-        self.until = self._began + min(longest, soon)
+        self._lasts = min(longest, max((self._began - first) * _SOON, self._thought / _SHARE_SOON))
 
 
 class Held:
@@ -143,7 +158,9 @@ class Held:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._own, self._alike = _Book(), _Book()
+        self._own = self._current = _Book()
+        self._alike: dict[Hashable, _Book] = {}
+        self._first: float | None = None
         self._anew = False
         self.now = self.until = 0.0
 
@@ -163,11 +180,14 @@ class Held:
         self._book(question).forget(question)
 
     def passed(self, seconds: float) -> None:
-        """A round took so long."""
+        """A round took so long, by what was found or kept last."""
         self.now += seconds
+        self._current.used += seconds
 
     def begin(self, question: Question) -> float:
         """Something begins to be thought about: when."""
+        if self._first is None:
+            self._first = self.now
         self._book(question).begin(self.now)
         return self._clock()
 
@@ -178,18 +198,32 @@ class Held:
     def keep(self, question: Question, choice: Choice, began: float) -> None:
         """A choice that was begun to be thought about then."""
         seconds = self._clock() - began
-        self._book(question).keep(question, choice, seconds)
+        self._current = self._book(question)
+        self._current.keep(question, choice, seconds, self._first or 0.0)
         later = max(self.until, self.now) + seconds / _SHARE
         longest = self.now + _PATIENT * seconds / _SHARE
         self._anew, self.until = False, min(later, longest, (1 + _SOON) * self.now)
 
     def find(self, question: Question) -> Choice | None:
         """What was chosen then, if that is not too long ago."""
-        return None if self._anew else self._book(question).find(question, self.now)
+        if self._anew:
+            return None
+        book = self._book(question)
+        choice = book.find(question, self.now)
+        if choice is not None:
+            self._current = book
+        return choice
 
     def due(self, question: Question) -> float:
-        """When what was chosen then is to be thought about again."""
-        return self._book(question).until
+        """When what was chosen then is to be thought about again, if all rounds go by it."""
+        return self.now + self._book(question).left(self.now)
 
     def _book(self, question: Question) -> _Book:
-        return self._alike if question.alike else self._own
+        if not question.alike:
+            return self._own
+        book = self._alike.get(question.who)
+        if book is None:
+            if len(self._alike) >= _BOOKS:
+                del self._alike[next(iter(self._alike))]
+            book = self._alike[question.who] = _Book()
+        return book

@@ -197,11 +197,11 @@ class Options:
             saved = plain * outlook.tokens[np.minimum(self._ks, most)]
             return Option.alike(m, saved, seconds, saved)
         kept = last.lengths if last.member == m else (0, 0, 0)
-        turns = prices.turns(prices.rows(m), m)
-        policy = outlook.policy(seconds, most, kept, KEEP, turns)
+        rises = prices.rises(prices.rows(m), m)
+        policy = outlook.policy(seconds, most, kept, KEEP, rises)
         unaided = over(plain * policy.tokens, policy.seconds)
         if worths is not None:
-            policy = outlook.worth(worths).policy(seconds, most, kept, KEEP, turns)
+            policy = outlook.worth(worths).policy(seconds, most, kept, KEEP, rises)
         saved = plain * policy.tokens
         return Option(m, policy.passed, policy.long, saved, policy.seconds, unaided, seconds)
 

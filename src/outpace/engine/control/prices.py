@@ -109,11 +109,11 @@ class Prices:
         found[rows <= 1] = plain  # nobody drafts
         return found
 
-    def turns(self, rows: Floats, member: int) -> Floats:
-        """What a pass over so many rows of a single sequence takes longer behind one over another
-        number of rows."""
+    def rises(self, rows: Floats, member: int) -> Floats:
+        """What a pass over so many rows of a single sequence takes longer behind one over fewer
+        rows."""
         times = self._begun.get(member, self._rest)
-        found: Floats = math.expm1(times.turn) * times.at(rows, 1)
+        found: Floats = math.expm1(times.rise) * times.at(rows, 1)
         return found
 
     def rows(self, member: int) -> Floats:
@@ -133,21 +133,33 @@ class Prices:
             timing: whether the last ones, which have `settled`, are to count.
         """
         self._age += len(seconds)
-        usual = _usual(seconds[-LEAST_TIMED:] if timing else seconds)
+        last = seconds[-LEAST_TIMED:]
+        usual = (
+            statistics.median_low(last)
+            if timing or len(seconds) <= LEAST_TIMED
+            else _usual(seconds)
+        )
         self._plain.add(batch, 1, usual)
         self._rest.add(1, batch, usual)
         self._plains.clear()
         self.seconds += sum(seconds)
 
     def add(
-        self, picks: Sequence[Pick | None], spents: Sequence[Spent], turned: bool = False
+        self,
+        picks: Sequence[Pick | None],
+        spents: Sequence[Spent],
+        risen: bool = False,
+        cold: bool = False,
     ) -> None:
         """What rounds took, soon one after the other, in which the same was picked and as many rows
         were scored. They count as one measurement: what is noise is nearly the same in all of
         them.
 
         Args:
-            turned: whether in the round before each of them another number was.
+            risen: whether in the round before each of them fewer were.
+            cold: whether much was read right before, which has driven what a round needs out of
+                the processor's caches: it takes up to a third longer than others, and is counted
+                only where no other is known.
         """
         batch, rest = len(picks), self._rest
         self._age += len(spents)
@@ -162,7 +174,8 @@ class Prices:
         for m, k in longest.items():
             self.rounds[m] += len(spents)
             if not self._members[m].instant:
-                self._draft[m].add(k, batch, _usual([spent.draft for spent in spents]))
+                if not (cold and self._draft[m].measured):
+                    self._draft[m].add(k, batch, _usual([spent.draft for spent in spents]))
                 rest = self._begun.get(m, rest)
                 if len(longest) == 1:  # else the rows may be those of others
                     self._sized(m, k, rows - 1)
@@ -170,8 +183,8 @@ class Prices:
             plain, before = self.plain(batch), self._compared.get(batch, 0.0)
             more = min(seconds - plain, plain)
             self._compared[batch] = before + _PRESENT / 4 * (more - before)
-        else:
-            rest.add(rows, batch, seconds, turned)
+        elif not (cold and rest.measured):
+            rest.add(rows, batch, seconds, risen)
         self._plains.clear()
         self.seconds += sum(spent.seconds for spent in spents)
 
@@ -189,11 +202,9 @@ class Prices:
 
 
 def _usual(seconds: Sequence[float]) -> float:
-    """What rounds take that are alike: the mean, to which no one adds much; of few the median."""
+    """What rounds take that are alike: the mean, to which no one adds much."""
     usual = statistics.median_low(seconds)
-    if len(seconds) > LEAST_TIMED:
-        usual = statistics.fmean(min(s, 1.5 * usual) for s in seconds)
-    return usual
+    return statistics.fmean(min(s, 1.5 * usual) for s in seconds)
 
 
 def settled(seconds: Sequence[float]) -> bool:

@@ -54,9 +54,9 @@ _LASTS = 16
 _WINDOW = 32
 """Measurements of a size that its estimate is about at most."""
 
-_TURNS, _MOST_TURN = 32, 0.2
-"""Measurements behind one of another size over which it is taken how much longer they take, and at
-most, in logarithms."""
+_RISES, _MOST_RISE = 32, 0.2
+"""Measurements behind one of a smaller size over which it is taken how much longer they take, and
+at most, in logarithms."""
 
 _STEP = 0.008
 """Variance of the step from one size to the next; where rows count, from one row to the next."""
@@ -232,8 +232,8 @@ class Times(ABC):
         self._tables: dict[tuple[int, float], tuple[Floats, Floats]] = {}  # sizes from 0, seconds
         self._fresh = 0, 0  # measurements and rounds until which that is as good as new
         self._guess, self._noise = 0.0, _NOISE * _NOISE
-        self.turn = 0.0
-        """The logarithm of what one behind another size takes longer."""
+        self.rise = 0.0
+        """The logarithm of what one behind a smaller size takes longer."""
         self.measured = 0
         """How often."""
 
@@ -250,21 +250,21 @@ class Times(ABC):
         self._guess = seconds / self._pace.factor
         self._tables.clear()
 
-    def add(self, size: int, batch: int, seconds: float, turned: bool = False) -> None:
+    def add(self, size: int, batch: int, seconds: float, risen: bool = False) -> None:
         """Count a measurement.
 
         Args:
-            turned: whether the one before was of another size. What this one runs is not in the
+            risen: whether the one before was of a smaller size. What this one runs is not in the
                 processor's caches then, as it would be were it always so.
         """
-        value = math.log(max(seconds, 1e-9)) - (self.turn if turned else 0.0)
+        value = math.log(max(seconds, 1e-9)) - (self.rise if risen else 0.0)
         cells, now = self._cells.setdefault(batch, {}), self._clock()
         if size in cells:
             error = cells[size].add(value, self._pace, self._noise)
             if cells[size].count > _WARM:
                 self._noise += (max(error * error, _LEAST * _LEAST) - self._noise) / _VARIES
-                if turned:
-                    self.turn = min(max(0.0, self.turn + error / _TURNS), _MOST_TURN)
+                if risen:
+                    self.rise = min(max(0.0, self.rise + error / _RISES), _MOST_RISE)
         else:
             if cells:
                 value = min(value, math.log(max(self.one(size, batch), 1e-9)) + _LONG)
