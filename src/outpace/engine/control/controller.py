@@ -78,6 +78,17 @@ class _Judged(NamedTuple):
     state: int
 
 
+class _Round(NamedTuple):
+    """What a round took, and how many seconds of plain decoding it saved; `risen` and `cold` as
+    in `Prices.add`."""
+
+    picks: Sequence[Pick | None]
+    spent: Spent
+    saved: float
+    risen: bool
+    cold: bool
+
+
 class _Course(NamedTuple):
     """A model drafts as was chosen, until it is time to think or something happens.
 
@@ -139,7 +150,7 @@ class Controller:
         self._gaps: dict[Key, Gaps] = {}
         self._looked: _Looked | None = None  # when it was last
         self._course: _Course | None = None  # while one lasts
-        self._news: list[_Judged | tuple[Sequence[Pick | None], Spent, float, bool]] = []
+        self._news: list[_Judged | _Round] = []
         self._worths: dict[int, float] = {}  # of a token of each sequence, in seconds
         self._lost = 0.0  # since the last choice, beside plain decoding
         self._bears = _LOST  # plain rounds that may be lost
@@ -154,7 +165,7 @@ class Controller:
         self._resters: dict[int, Key] = {}  # who runs in them
         self._drafted = 0  # rounds of a model that was chosen
         self._varies, self._turns = _VARY[0], 0  # the next that varies, and how often they did
-        self._rows = 1  # of the target's pass in the last round that was counted
+        self._rows = 1  # of the target's pass in the last round
         self._opened = self._vain = False  # a sequence, since the last choice; it was not worth it
         self._cold = False  # one has begun since the last round
         self._timing = False  # whether that is to time plain decoding
@@ -217,7 +228,7 @@ class Controller:
 
     def rested(self, seconds: float) -> None:
         """What a round took in which each sequence emitted a token."""
-        self._cold = False
+        self._rows, self._cold = 1, False
         self._rested.append(seconds)
         self._held.passed(seconds)
         if self._timing and self._round + 1 >= self._resting and not settled(self._rested):
@@ -238,7 +249,6 @@ class Controller:
             return
         timing = self._timing or not self._prices.plain_rounds()
         self._prices.rested(n, self._rested, timing)
-        self._rows = 1
         self._probes.timed(self._round, n)
         plain = self._prices.plain(n)
         lost, probed = self._aftermath.counted(self._rested, plain)
@@ -263,7 +273,7 @@ class Controller:
         if course is None or not self._goes_on(course, slots, late):
             self._course = None
             choice = self._resumed(slots, left, late)
-            if choice is None or not (choice.member >= 0 and choice.k):
+            if choice is None or not choice.drafts:
                 return None if choice is None else [None] * len(slots)
         else:
             choice = course.choice
@@ -299,13 +309,12 @@ class Controller:
         choice = PLAIN if question is None else self._held.find(question)
         if choice is None:
             return None
-        drafts = choice.member >= 0 and choice.k
-        if not (drafts or probed or alone) and self._round >= self._resting:
+        if not (choice.drafts or probed or alone) and self._round >= self._resting:
             self._held.drop()  # what was waited for may be tried
             return None
         if question is not None:
             self._adopt(choice)
-        if not drafts:
+        if not choice.drafts:
             self._now = choice
             self._rest(slots)
         elif question is not None and self._probes.now is None:
@@ -334,7 +343,7 @@ class Controller:
         if self._drafted >= self._varies and not self._fixed:
             more = _NEIGHBOURS[self._turns % len(_NEIGHBOURS)]
             k, self._now = max(1, k + min(more, k)), PLAIN  # not more than twice as many
-            if self._drafted > self._varies + _FOR - 2:
+            if self._drafted >= self._varies + _FOR - 1:
                 first, later = _VARY
                 self._turns += 1
                 self._varies = self._drafted + min(max(first, self._drafted // first), later)
@@ -394,8 +403,7 @@ class Controller:
         if tried:
             self._now, picks = PLAIN, self._trial(asks)
         else:
-            model = choice.member >= 0 and choice.k
-            k = self._varied([a.slot for a in asks], choice) if model else choice.k
+            k = self._varied([a.slot for a in asks], choice) if choice.drafts else choice.k
             picks = self._options.assign(asks, choice.member, k)
             looked = {i for a in asks for i in a.offers}
             self._looks.count(looked, choice.gain, self._round)
@@ -470,11 +478,10 @@ class Controller:
         self, slots: Sequence[int], left: int, late: Late, asks: Sequence[Ask] = ()
     ) -> Question:
         """What is to be chosen; without asks nobody looked."""
+        kind = -1
         if any(a.offers for a in asks):
-            offered = [max(map(len, a.offers.values()), default=1) - 1 for a in asks]
-            self._answered = self._new_question(slots, left, late, kind_of(sum(offered)))
-            return self._answered
-        self._answered = self._new_question(slots, left, late, -1)
+            kind = kind_of(sum(max(map(len, a.offers.values()), default=1) - 1 for a in asks))
+        self._answered = self._new_question(slots, left, late, kind)
         return self._answered
 
     def _new_question(self, slots: Sequence[int], left: int, late: Late, kind: int) -> Question:
@@ -649,8 +656,9 @@ class Controller:
         """What a round took; told after everything else about it."""
         plain = self._prices.plain(len(picks))
         saved = self._earned if any(picks) else plain
-        cold, self._cold = self._cold or spent.reading > spent.draft, False
-        self._news.append((picks, spent, saved, cold))
+        risen, cold = spent.rows > self._rows, self._cold or spent.reading > spent.draft
+        self._rows, self._cold = spent.rows, False
+        self._news.append(_Round(picks, spent, saved, risen, cold))
         whole = spent.seconds
         self._held.passed(whole)
         if len(self._news) > _NEWS:
@@ -696,8 +704,7 @@ class Controller:
                 self._estimates.add(*item)
                 self._probes.told(item.told)
                 continue
-            picks, spent, saved, cold = item
-            risen, self._rows = spent.rows > self._rows, spent.rows
+            picks, spent, saved, risen, cold = item
             what = tuple(picks), risen, cold, spent.rows, *spent.looks
             alike.setdefault(what, []).append(spent)
             self._probes.spent(spent.seconds, saved, self._prices.plain(len(picks)))

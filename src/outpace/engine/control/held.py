@@ -24,7 +24,6 @@ _SOON = 0.25
 _SHARE_SOON = 0.02
 """Of the time that choosing may take then."""
 
-
 _ELSEWHERE = 1 / 64
 """Of the time of rounds that go by other choices, that makes one older."""
 
@@ -71,6 +70,11 @@ class Choice(NamedTuple):
     def plain(self) -> bool:
         """Whether nobody is to draft."""
         return not (self.k or self.gap)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a drafter with a model is to draft."""
+        return self.member >= 0 and self.k > 0
 
     @property
     def lengths(self) -> tuple[int, int, int]:

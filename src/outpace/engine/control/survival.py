@@ -281,7 +281,7 @@ class Outlook:
         behind, often, stay = self._stretch(ks[:, None], ks[None, :], ks)
         first, second, third = self.apart[:, : most + 1]
         spent = seconds[: most + 1]
-        rise = np.zeros(most + 1) + (rises if isinstance(rises, float) else rises[: most + 1])
+        rise = np.broadcast_to(rises, seconds.shape)[: most + 1]
         often_up = self.goes_on[0][: most + 1, None] * constants.unlike
         tokens = first[:, None] + behind * second
         takes = spent[:, None] + behind * spent + often_up * rise
