@@ -301,6 +301,20 @@ def test_the_first_round_of_a_text_and_one_of_much_reading_are_said_to_be_cold()
     assert sum(n for n, cold in flags if not cold) > 60
 
 
+def test_a_round_behind_a_pause_has_more_rows_than_the_one_before():
+    """Whenever both are learned of."""
+    control, rises = still(), []
+    control._prices.add = lambda picks, spents, risen, cold: rises.append((spents[0].rows, risen))
+    control.open(0, 0.0)
+    for rows in (5, 5, 7):
+        control.spent([Pick(0, rows - 1)], Spent({}, 1.0, 0.0, 10.0, rows))
+    for _ in range(3):
+        control.rested(10.0)
+    control.spent([Pick(0, 5)], Spent({}, 1.0, 0.0, 10.0, 6))
+    control._learn()
+    assert rises == [(5, True), (5, False), (7, True), (6, True)]
+
+
 def test_of_two_that_are_equal_it_stays_with_one(monkeypatch):
     """(1 + α) / (T + d) = (1 + α + α²) / (T + 2d)."""
 
