@@ -29,6 +29,7 @@ from outpace.engine.control import (
     controller,
     estimates,
     options,
+    prices,
     probes,
     purse,
     survival,
@@ -251,7 +252,7 @@ def dips(rows: int) -> float:
 
 def test_where_neighbours_of_the_best_k_take_longer_it_is_found_and_they_are_tried():
     machine, paces, drafted = Machine(dips, [0.5], reading=[0.02]), [], Counter()
-    for seed in range(6):
+    for seed in range(16):
         world = World(machine, [MODEL], [steady(0.75)], seed=seed)
         run = generate(world, thinking(2.0)[0], 2400)
         paces.append(run.pace(1600, 2400))
@@ -286,7 +287,7 @@ class Notes(Controller):
         self.noted.append(self._chosen[:4])
 
 
-def test_the_first_round_of_a_text_and_one_of_much_reading_are_said_to_be_cold():
+def test_the_first_rounds_of_a_text_and_one_of_much_reading_are_said_to_be_cold():
     machine = Machine(free, [2.0], reading=[0.02])
     control, flags = still(), []
     add = control._prices.add
@@ -297,8 +298,29 @@ def test_the_first_round_of_a_text_and_one_of_much_reading_are_said_to_be_cold()
 
     control._prices.add = noted
     generate(World(machine, [MODEL], [steady(0.8)], prompt=50), control, 120, requests=6)
-    assert 3 <= sum(n for n, cold in flags if cold) <= 12
+    assert 3 <= sum(n for n, cold in flags if cold) <= 4 * 6
     assert sum(n for n, cold in flags if not cold) > 60
+
+
+def believed(*texts: int) -> float:
+    """Of a pass over five rows that takes 10 ms, and 15 in the three rounds behind a prompt: after
+    40 texts of so many rounds, 40 of so many, and so on."""
+    costs = Prices([MODEL], 16)
+    costs.rested(1, [8.0] * 4)
+    for rounds in texts:
+        for n in [*range(rounds)] * 40:
+            spent = Spent({}, 1.0, 0.0, 15.0 if n < 3 else 10.0, 5)
+            costs.add([Pick(0, 4)], [spent], cold=n < 3)
+    return float(costs.rest(costs.rows(0), 1)[4])
+
+
+def test_rounds_behind_a_prompt_make_no_k_dear_but_where_texts_are_that_short(monkeypatch):
+    assert believed(8) == pytest.approx(10, rel=0.03)
+    assert believed(8, 3, 3) == pytest.approx(15, rel=0.03)
+    monkeypatch.setattr(prices, "_LATELY", 0)  # all count
+    assert believed(8) > 11
+    monkeypatch.setattr(prices, "_LATELY", 10**6)  # none does
+    assert believed(8, 3, 3) < 11
 
 
 def test_a_round_behind_a_pause_has_more_rows_than_the_one_before():
@@ -724,17 +746,17 @@ def test_thought_that_changes_nothing_comes_less_often():
         now[0] += 1.0
         held.keep(question, choice, began)
         now[0] += 1e6  # something else runs, and that makes it no older
-        for seconds in range(100, 2000, 100):
-            held.passed(100)
+        for seconds in range(200, 4000, 200):
+            held.passed(200)
             if held.find(question) is None:
                 return seconds
         raise AssertionError("it is held for ever")
 
     lasts(PLAIN)
     some, other = alike(0, 3), alike(0, 4)
-    assert [lasts(some) for _ in range(5)] == [200, 400, 800, 800, 800]
-    assert [lasts(other) for _ in range(3)] == [200, 400, 800]
-    assert lasts(other, changed=True) == 400  # it had begun anew
+    assert [lasts(some) for _ in range(5)] == [400, 800, 1600, 1600, 1600]
+    assert [lasts(other) for _ in range(3)] == [400, 800, 1600]
+    assert lasts(other, changed=True) == 800  # it had begun anew
 
 
 def after_others(
@@ -762,8 +784,8 @@ class RestsLong(Controller):
 class NeverSurprised(Controller):
     """Keeps what it has chosen, however it goes."""
 
-    def _surprised(self, saved):
-        return False
+    def _beyond(self, saved):
+        return 0.0
 
 
 def test_plain_decoding_is_not_held_where_drafting_has_paid_before():

@@ -49,8 +49,10 @@ _SURPRISE = 4.0
 it is thought about anew."""
 
 _LOST, _BEARS = 2, 8
-"""Plain rounds that may be lost since a choice, beside plain decoding, before that, too. Where that
-changed nothing, twice as many may be lost before the next time, and at most."""
+"""Plain rounds that may be lost since a choice for a sequence alone, beside plain decoding, before
+that, too. Where that changed nothing, twice as many may be lost before the next time, and at most.
+(Of a text that is taken for one like all others that would say little: a bad stretch of an ordinary
+one loses as much, and to choose shorter drafts for what follows it loses more.)"""
 
 _VARY, _FOR, _NEIGHBOURS = (32, 64), 2, (1, -1, 2, -1)
 """Rounds of a model that was chosen, at first and later, after which so many, one after the other,
@@ -62,6 +64,10 @@ _COMPARED = 8
 
 _AFRESH = 32
 """Rounds of a new sequence, at most, in which nothing is tried because that did not pay before."""
+
+_BEHIND = 3
+"""Rounds behind a prompt that take longer than others, as what they need was driven out of the
+processor's caches: by half, a third and a tenth, on the shipped pair."""
 
 _SETTLE = 64
 """Rounds that are rested in, before they are counted."""
@@ -167,7 +173,7 @@ class Controller:
         self._varies, self._turns = _VARY[0], 0  # the next that varies, and how often they did
         self._rows = 1  # of the target's pass in the last round
         self._opened = self._vain = False  # a sequence, since the last choice; it was not worth it
-        self._cold = False  # one has begun since the last round
+        self._cold = 0  # rounds that are right behind a prompt, from this one on
         self._timing = False  # whether that is to time plain decoding
         self._keys: dict[int, Key] = {}
         self._prompts: dict[int, int] = {}  # tokens
@@ -190,7 +196,7 @@ class Controller:
         elif not (self._purse.empty or self._vain):  # much of what was known then still is
             self._resting = min(self._resting, self._round + _AFRESH)
         self._keys[slot], self._prompts[slot] = key, prompt
-        self._opened = self._cold = True
+        self._opened, self._cold = True, _BEHIND
         self._worths[slot] = self._prices.plain(1)
         self._passed.pop(slot, None)
         self._estimates.open(slot, key)
@@ -228,7 +234,7 @@ class Controller:
 
     def rested(self, seconds: float) -> None:
         """What a round took in which each sequence emitted a token."""
-        self._rows, self._cold = 1, False
+        self._rows, self._cold = 1, max(0, self._cold - 1)
         self._rested.append(seconds)
         self._held.passed(seconds)
         if self._timing and self._round + 1 >= self._resting and not settled(self._rested):
@@ -656,8 +662,8 @@ class Controller:
         """What a round took; told after everything else about it."""
         plain = self._prices.plain(len(picks))
         saved = self._earned if any(picks) else plain
-        risen, cold = spent.rows > self._rows, self._cold or spent.reading > spent.draft
-        self._rows, self._cold = spent.rows, False
+        risen, cold = spent.rows > self._rows, self._cold > 0 or spent.reading > spent.draft
+        self._rows, self._cold = spent.rows, max(0, self._cold - 1)
         self._news.append(_Round(picks, spent, saved, risen, cold))
         whole = spent.seconds
         self._held.passed(whole)
@@ -677,18 +683,21 @@ class Controller:
             chose = self._chosen.k > 0 and self._probes.now is None
             self._purse.spent(seconds, saved, plain, chose)
             self._lost += seconds - saved
-            lost = self._purse.empty or self._lost > self._bears * plain
+            beyond = self._beyond(saved)
+            own = self._answered is not None and not self._answered.alike
+            lost = self._purse.empty or (own and self._lost > self._bears * plain)
             if lost and self._answered is not None:
                 self._held.forget(self._answered)
-            if lost or self._surprised(saved):
+            if lost or abs(beyond) > _SURPRISE:
                 self._goes_apart()
 
-    def _surprised(self, saved: float) -> bool:
-        """Whether drafts are accepted as nobody expected, after one more round."""
+    def _beyond(self, saved: float) -> float:
+        """By how many standard deviations more was accepted since the last choice than expected,
+        after one more round."""
         if not self._now.k:
-            return False
+            return 0.0
         self._more, self._since = self._more + saved - self._now.saves, self._since + 1
-        return abs(self._more) > _SURPRISE * self._now.varies * math.sqrt(self._since)
+        return self._more / max(self._now.varies * math.sqrt(self._since), 1e-9)
 
     def read(self, member: int, tokens: int, seconds: float) -> None:
         """A drafter has read what it lacked of a text."""

@@ -2,9 +2,9 @@
 
 Choosing takes a millisecond or two. Where a pass takes little more, as of a small model,
 a choice serves the rounds that follow, if they ask the same: as long as it takes for all that
-was thought since the first of them to be half a hundredth of the time (`_SHARE`), and longer where
-thinking again and again has changed nothing. A short text of such a model takes less time than
-that: what was chosen for one serves the texts that follow and go like it.
+was thought since the first of them to be a quarter of a hundredth of the time (`_SHARE`), and
+longer where thinking again and again has changed nothing. A short text of such a model takes less
+time than that: what was chosen for one serves the texts that follow and go like it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
-_SHARE = 0.005
+_SHARE = 0.0025
 """Of the time that choosing may take."""
 
 _PATIENT = 4

@@ -19,6 +19,10 @@ faster. Of the last ones, no more than the first number, the median is taken, no
 _FASTER = 0.9
 """Times as long as the rounds before. Behind a prompt the first rounds take up to twice as long."""
 
+_LATELY = 64
+"""Rounds without one that is not cold, after which cold ones count: where texts are that short,
+they are what there is."""
+
 _PRESENT = 0.25
 """Weight of a round in the running mean of how many nodes a draft has."""
 
@@ -36,6 +40,7 @@ class Prices:
         self._members = members
         self._ks = np.arange(most + 1, dtype=np.float64)
         self._age = 0  # rounds
+        self._warm = 0  # those by the last one that was not cold
         self._pace = Pace(self._clock)
         self._rest = RowTimes(self._pace)
         self._plain = RowTimes(self._pace, self._rest)  # of single rows, by sequences
@@ -158,11 +163,15 @@ class Prices:
         Args:
             risen: whether in the round before each of them fewer were.
             cold: whether much was read right before, which has driven what a round needs out of
-                the processor's caches: it takes up to a third longer than others, and is counted
+                the processor's caches: it takes up to twice as long as others, and is counted
                 only where no other is known.
         """
         batch, rest = len(picks), self._rest
         self._age += len(spents)
+        if not cold:
+            self._warm = self._age
+        elif self._age - self._warm > _LATELY:
+            cold = False
         rows, seconds = spents[0].rows, _usual([spent.rest for spent in spents])
         for spent in spents:
             for i, look in spent.looks.items():
