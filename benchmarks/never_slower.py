@@ -1,11 +1,12 @@
 """Is it ever slower than plain decoding, and does it find the best K?
 
-Four questions, all of the shipped pair, in one run each, those who are compared taking turns of
-one token per sequence, so that a slow moment of the machine is every one's. (Of a dozen engines,
-in all but "grid", turns are of 64 tokens: between two rounds of one all others would run and drive
-what it keeps out of the caches, and who chooses keeps more.) All ratios are of decoding alone:
-prefill, the same pass of the target for every one of them, would bring each ratio nearer to 1, and
-it comes in lumps that no turns share. A drafter's reading of the prompt counts, whenever it reads.
+Four questions, in one run each, those who are compared taking turns, so that a slow moment of the
+machine is every one's. In "grid" a turn is one token per sequence. In the others, where a dozen
+engines are compared, it is --texts prompts from their first token to their last: between two rounds
+of one all others would run and drive what it keeps out of the caches, and who chooses keeps more.
+All ratios are of decoding alone: prefill, the same pass of the target for every one of them, would
+bring each ratio nearer to 1, and it comes in lumps that no turns share. A drafter's reading of the
+prompt counts, whenever it reads.
 
     python benchmarks/never_slower.py grid      drafters x loads x temperatures x batches:
         seconds of plain decoding over those with k="auto", median of repeats, of which there are
@@ -24,17 +25,23 @@ as dear as it is. "two loads" takes its prompts from "data" first and then from 
 Requests have no seed unless --seeded. Every repeat takes the same prompts; the engines stay, but
 drafters forget the texts, and "cold" is the first repeat alone, in which nothing is known.
 "best" and "drafters" run --engines of those that choose, as what one learns first stays with it:
-their mean is held against the best, and each one's is shown. A fixed K that took a tenth longer
-than the best of them in two repeats is out of the others.
+their mean is held against the best. A fixed K that took a tenth longer than the best of them in two
+repeats is out of the others. What memory an engine gets makes it faster or slower than another for
+good: so "best", "change" and "drafters" are asked in --processes of their own, one after the other.
+The best in hindsight is that of one half of the processes (or, in a single one, of the repeats),
+and is held against auto in the other: the best of many noisy ones is the luckiest, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import math
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,6 +84,9 @@ many repeats together, is out of the rest."""
 Spent = dict[str, list[float]]
 """Seconds of each of those compared."""
 
+Sample = tuple[dict[str, Any], int, Spent]
+"""What was asked, repeats that do not count, and what was taken."""
+
 
 class Bench:
     """A pair, its drafters, and prompts."""
@@ -85,11 +95,12 @@ class Bench:
         self.options = options
         target, draft = pair_folders(options.pair, scratch)
         self.assembly = Assembly(str(target), None)
+        self.automatic = Assembly("demo" if options.pair == "shipped" else str(target), max_batch=1)
         self.plain = self.assembly.load()
         self.target, self.tokenizer = self.plain.engine.target, self.plain.tokenizer
         self._draft = str(draft)
         self._kept: dict[str, Drafter] = {}
-        self._order = random.Random(0)
+        self._order = random.Random(options.process)
 
     def drafter(self, name: str) -> Drafter:
         """A new one; weights are read once."""
@@ -172,32 +183,49 @@ class Bench:
     def in_turns(
         self, runs: Mapping[str, Generator], prompts: Sequence[list[int]], temperature: float
     ) -> tuple[Spent, Spent]:
-        """Of decoding and of prefill: of each, a number per prompt, or per batch. Within one they
-        take turns of `piece` tokens per sequence, each turn in another order: a machine's slow
-        moments last for a second or two, as long as a prompt takes."""
+        """Of decoding and of prefill: of each, a number per prompt, or per batch. Each turn is in
+        another order: a machine's slow moments last for a second or two."""
         decoding, prefill = ({name: [] for name in runs} for _ in range(2))
         size = next(iter(runs.values())).engine.free_slots
-        for start in range(0, len(prompts), size):
-            some = list(prompts[start : start + size])
-            params = [self.params(temperature, start + i) for i in range(len(some))]
-            streams = {name: run.stream(some, params=params) for name, run in runs.items()}
+        batches = [(start, prompts[start : start + size]) for start in range(0, len(prompts), size)]
+        piece, whole = self.options.piece, not self.options.piece
+        turn = self.options.texts if whole else 1
+        for first in range(0, len(batches), turn):
+            streams: dict[str, Iterator[Any]] = {}
             for name in self._order.sample(list(runs), len(runs)):
-                stats = runs[name].engine.stats
-                began, before = time.perf_counter(), stats.reading_seconds
-                with torch.inference_mode():
-                    runs[name].engine.admit()
-                reading = stats.reading_seconds - before
-                prefill[name].append(time.perf_counter() - began - reading)
-                decoding[name].append(reading)
-            piece = self.options.piece * len(some)
-            while streams:
+                for start, some in batches[first : first + turn]:
+                    params = [self.params(temperature, start + i) for i in range(len(some))]
+                    stream = runs[name].stream(list(some), params=params)
+                    reading, seconds = self._admitted(runs[name])
+                    prefill[name].append(seconds)
+                    decoding[name].append(reading)
+                    if whole:
+                        decoding[name][-1] += _timed(stream)[1]
+                    streams[name] = stream
+            tokens = 0 if whole else piece * len(batches[first][1])
+            while streams and not whole:
                 for name in self._order.sample(list(streams), len(streams)):
-                    began = time.perf_counter()
-                    got = sum(1 for _ in islice(streams[name], piece))
-                    decoding[name][-1] += time.perf_counter() - began
-                    if got < piece:
+                    got, seconds = _timed(islice(streams[name], tokens))
+                    decoding[name][-1] += seconds
+                    if got < tokens:
                         del streams[name]
         return decoding, prefill
+
+    @staticmethod
+    def _admitted(run: Generator) -> tuple[float, float]:
+        """Seconds that the drafter takes to read prompts that wait, and all else that admits
+        them."""
+        began, before = time.perf_counter(), run.engine.stats.reading_seconds
+        with torch.inference_mode():
+            run.engine.admit()
+        reading = run.engine.stats.reading_seconds - before
+        return reading, time.perf_counter() - began - reading
+
+
+def _timed(stream: Iterator[Any]) -> tuple[int, float]:
+    """How many there were of it, and what that took."""
+    began = time.perf_counter()
+    return sum(1 for _ in stream), time.perf_counter() - began
 
 
 def add(spent: Spent, more: Spent) -> None:
@@ -300,7 +328,7 @@ def choices(generator: Generator) -> dict[str, Any]:
     }
 
 
-def best(bench: Bench) -> Iterator[dict[str, Any]]:
+def best(bench: Bench) -> Iterator[Sample]:
     o = bench.options
     for load in o.loads:
         prompts = bench.prompts(load, o.prompts)
@@ -308,10 +336,9 @@ def best(bench: Bench) -> Iterator[dict[str, Any]]:
             for name in o.drafters:
                 runs = {"plain": bench.generator(None, 0, 1)}
                 runs |= several(lambda name=name: bench.generator(name, "auto", 1), o.engines)
-                runs |= {f"K={k}": bench.generator(name, k, 1) for k in FIXED}
+                runs |= {f"K={k}": bench.generator(name, k, 1) for k in o.k}
                 spent, _ = bench.seconds(runs, prompts, temperature, o.repeats)
-                row = {"load": load, "temperature": temperature, "drafter": name} | ratios(spent)
-                yield row | beside_best(spent)
+                yield {"load": load, "temperature": temperature, "drafter": name}, 1, spent
 
 
 def several(build: Callable[[], Generator], count: int) -> dict[str, Generator]:
@@ -329,31 +356,54 @@ def beaten(spent: Spent, skip: int = 1) -> set[str]:
     return {n for n, s in seconds.items() if sum(s) > BY * best}
 
 
-def beside_best(spent: Spent, skip: int = 1) -> dict[str, Any]:
-    """The best but auto, and auto beside it. The best of many noisy ones is the luckiest, too: so
-    each half of the repeats is held against the best one of the other half.
+def beside_best(head: Mapping[str, Any], skip: int, processes: Sequence[Spent]) -> dict[str, Any]:
+    """How fast all are beside plain decoding, and auto beside the best of the others: of engines
+    the mean.
 
     Args:
+        head: what the row is of.
         skip: repeats that are not counted: before the first nothing is learned.
+        processes: of each what its engines took.
     """
-    autos = [name for name in spent if name.startswith("auto")]
-    others = [name for name in spent if name not in autos and name not in beaten(spent, skip)]
-    spent = {name: spent[name] for name in (*autos, *others)}
-    halves = [{n: statistics.fmean(s[skip + at :: 2]) for n, s in spent.items()} for at in (0, 1)]
-    found = []
-    for seen, judged in (halves, halves[::-1]):
-        top = min(others, key=lambda n: seen[n])
-        found.append([judged[top] / judged[auto] for auto in autos])
-    each = [statistics.fmean(pair) for pair in zip(*found, strict=True)]
-    whole = {n: statistics.fmean(s[skip:]) for n, s in spent.items()}
-    return {
-        "best": min(others, key=lambda n: whole[n]),
-        "auto/best": round(statistics.fmean(each), 3),
-        "each": [round(ratio, 3) for ratio in each],
+    if len(processes) > 1:
+        samples = [paces(spent, skip) for spent in processes]
+    else:
+        samples = [paces(processes[0], skip + at, 2) for at in (0, 1)]
+    autos = [name for name in samples[0] if name.startswith("auto")]
+    others = [name for name in samples[0] if name not in autos]
+    whole, *halves = (mean(some) for some in (samples, samples[::2], samples[1::2]))
+
+    def behind(pace: Mapping[str, float], top: str) -> float:
+        return pace[top] / statistics.fmean(pace[auto] for auto in autos)
+
+    tops = [min(others, key=lambda n, pace=pace: pace[n]) for pace in (whole, *halves)]
+    held = [behind(pace, top) for pace, top in zip(halves, reversed(tops[1:]), strict=True)]
+    row = dict(head) | {name: round(1 / pace, 3) for name, pace in whole.items()}
+    if skip:
+        cold = [paces(spent, 0, len(spent["plain"])) for spent in processes]
+        row["auto, cold"] = round(1 / statistics.fmean(pace[autos[0]] for pace in cold), 3)
+    return row | {
+        "best": tops[0],
+        "auto/best": round(statistics.fmean(held), 3),
+        "engines": {auto: round(whole[tops[0]] / whole[auto], 3) for auto in autos},
+        "processes": [round(behind(pace, tops[0]), 3) for pace in samples],
     }
 
 
-def change(bench: Bench) -> Iterator[dict[str, Any]]:
+def paces(spent: Spent, first: int, step: int = 1) -> dict[str, float]:
+    """Seconds over those of plain decoding, in every so many-th of the repeats that one took part
+    in."""
+    return {
+        name: sum(seconds[first::step]) / sum(spent["plain"][first : len(seconds) : step])
+        for name, seconds in spent.items()
+    }
+
+
+def mean(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: statistics.fmean(pace[name] for pace in samples) for name in samples[0]}
+
+
+def change(bench: Bench) -> Iterator[Sample]:
     """To each load from each other one, and from one temperature to another: seconds behind the
     first tokens of the new one. In every repeat new engines begin with the old load; what a K is
     worth does not depend on it."""
@@ -365,37 +415,38 @@ def change(bench: Bench) -> Iterator[dict[str, Any]]:
     skipped = -(-BEHIND // o.tokens)  # prompts
     texts = {load: bench.prompts(load, o.prompts) for load in o.loads}
     for name in o.drafters:
-        fixed = {f"K={k}": bench.generator(name if k else None, k, 1) for k in (0, *FIXED)}
+        fixed = {"plain": bench.generator(None, 0, 1)}
+        fixed |= {f"K={k}": bench.generator(name, k, 1) for k in o.k}
         for (load, temperature), sources in moves.items():
             spent: Spent = {}
             for _ in range(o.repeats):
                 forget(fixed)
                 runs = {name: run for name, run in fixed.items() if name not in beaten(spent, 0)}
                 for source in sources:
-                    run = runs[f"auto from {source}"] = bench.generator(name, "auto", 1)
+                    run = runs[f"auto from {source[0]}, T={source[1]}"] = bench.generator(
+                        name, "auto", 1
+                    )
                     for i, ids in enumerate(texts[source[0]]):
                         run.generate(ids, params=bench.params(source[1], i))
                 seconds, _ = bench.in_turns(runs, texts[load], temperature)
                 add(spent, {run: [sum(each[skipped:])] for run, each in seconds.items()})
-            row = {"drafter": name, "to": (load, temperature), "from": sources}
-            yield row | beside_best(spent, 0)
+            yield {"drafter": name, "load": load, "temperature": temperature}, 0, spent
 
 
-def drafters(bench: Bench) -> Iterator[dict[str, Any]]:
+def drafters(bench: Bench) -> Iterator[Sample]:
     o = bench.options
     for load in o.loads:
         prompts = bench.prompts(load, o.prompts)
         for temperature in o.temperatures:
             runs = {"plain": bench.generator(None, 0, 1)}
-            runs |= several(lambda: Assembly(o.model, max_batch=1).load(), o.engines)
+            runs |= several(lambda: bench.automatic.load(), o.engines)
             runs |= {name: bench.generator(name, "auto", 1) for name in SINGLE}
             spent, _ = bench.seconds(runs, prompts, temperature, o.repeats)
-            row = {"load": load, "temperature": temperature} | ratios(spent)
-            yield row | beside_best(spent) | choices(runs["auto"])
+            head = {"load": load, "temperature": temperature}
+            yield head | choices(runs["auto"]), 1, spent
 
 
-QUESTIONS: dict[str, Callable[[Bench], Iterator[dict[str, Any]]]] = {
-    "grid": grid,
+BESIDE_BEST: dict[str, Callable[[Bench], Iterator[Sample]]] = {
     "best": best,
     "change": change,
     "drafters": drafters,
@@ -406,41 +457,71 @@ LEAST = {"grid": 1, "best": 3, "change": 2, "drafters": 3}
 """Repeats: halves of them are compared, the first apart where engines stay."""
 
 
+def samples(process: int) -> Iterator[Sample]:
+    """Of this command in a process of its own."""
+    command = [sys.executable, *sys.argv, "--process", str(process)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            yield json.loads(line)
+    if child.returncode:
+        raise SystemExit(child.returncode)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("question", choices=QUESTIONS)
-    parser.add_argument("--pair", default="shipped")
-    parser.add_argument("--model", default="demo", help="what drafter='auto' is given")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("question", choices=["grid", *BESIDE_BEST])
+    parser.add_argument("--pair", choices=["shipped", "ballasted"], default="shipped")
     parser.add_argument("--drafters", nargs="+")
     parser.add_argument("--loads", nargs="+")
     parser.add_argument("--temperatures", nargs="+", type=float)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16])
-    parser.add_argument("--k", nargs="*", type=int, default=[4])
+    parser.add_argument("--k", nargs="*", type=int, help="fixed K to compare with")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--piece", type=int, help="tokens of a turn, per sequence")
+    parser.add_argument("--texts", type=int, default=4, help="prompts of a turn of whole texts")
     parser.add_argument("--engines", type=int, default=3, help="that choose, of best and drafters")
+    parser.add_argument("--processes", type=int, default=1, help="of best, change and drafters")
+    parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--seeded", action="store_true")
     parser.add_argument("--name")
     o = parser.parse_args()
-    o.drafters = o.drafters or (GRID if o.question == "grid" else ["DRAFT"])
-    o.loads = o.loads or ([*LOADS, TWO_LOADS] if o.question == "grid" else list(LOADS))
-    o.temperatures = o.temperatures or ([0.0, 0.8, 1.2] if o.question == "grid" else [0.0, 0.8])
-    o.piece = o.piece or (1 if o.question == "grid" else 64)
-    if o.engines < 1 or o.repeats < LEAST[o.question]:
-        least = LEAST[o.question]
+    is_grid = o.question == "grid"
+    o.k = o.k or ([4] if is_grid else FIXED)
+    o.drafters = o.drafters or (GRID if is_grid else ["DRAFT"])
+    o.loads = o.loads or ([*LOADS, TWO_LOADS] if is_grid else list(LOADS))
+    o.temperatures = o.temperatures or ([0.0, 0.8, 1.2] if is_grid else [0.0, 0.8])
+    o.piece = o.piece or (1 if is_grid else 0)
+    least = LEAST[o.question]
+    if min(o.engines, o.processes, o.texts) < 1 or o.repeats < least:
         parser.error(
-            f"'{o.question}' takes --repeats of {least} or more, and --engines of 1 or more"
+            f"'{o.question}' takes --repeats of {least} or more, and --engines, --processes and "
+            "--texts of 1 or more"
         )
     if o.question == "change" and o.prompts * o.tokens <= BEHIND:
         parser.error(f"'change' counts what is behind {BEHIND} tokens: raise --prompts or --tokens")
-    rows = []
+    name = o.name or f"never-slower-{o.question}"
     with tempfile.TemporaryDirectory() as scratch:
-        for row in QUESTIONS[o.question](Bench(o, Path(scratch))):
-            rows.append(row)
-            print(row, flush=True)
-            record(o.name or f"never-slower-{o.question}", rows, show=False)
+        if o.process is not None:
+            for sample in BESIDE_BEST[o.question](Bench(o, Path(scratch))):
+                print(json.dumps(sample), flush=True)
+            return
+        rows = []
+        if is_grid:
+            for row in grid(Bench(o, Path(scratch))):
+                rows.append(row)
+                print(row, flush=True)
+                record(name, rows, show=False)
+    found: list[tuple[dict[str, Any], int, list[Spent]]] = []
+    for process in range(0 if is_grid else o.processes):
+        for i, (head, skip, spent) in enumerate(samples(process)):
+            found += [] if process else [(head, skip, [])]
+            found[i][2].append(spent)
+            rows = [beside_best(*each) for each in found]
+            print(rows[i], flush=True)
+            record(name, rows, show=False)
     print("worst:", min(rows, key=lambda row: row.get("auto/best", row.get("auto", 1.0))))
 
 
