@@ -95,7 +95,7 @@ class Bench:
         self.options = options
         target, draft = pair_folders(options.pair, scratch)
         self.assembly = Assembly(str(target), None)
-        self.automatic = Assembly("demo" if options.pair == "shipped" else str(target), max_batch=1)
+        self._model = "demo" if options.pair == "shipped" else str(target)
         self.plain = self.assembly.load()
         self.target, self.tokenizer = self.plain.engine.target, self.plain.tokenizer
         self._draft = str(draft)
@@ -144,6 +144,10 @@ class Bench:
     def generator(self, name: str | None, k: Any, batch: int) -> Generator:
         drafter = None if name is None else self.drafter(name)
         return Generator(self.target, drafter, k, tokenizer=self.tokenizer, max_batch=batch)
+
+    def automatic(self) -> Generator:
+        """Whose drafters it finds itself."""
+        return Assembly(self._model, max_batch=1).load()
 
     def prompts(self, load: str, count: int) -> list[list[int]]:
         assert self.tokenizer is not None
@@ -439,7 +443,7 @@ def drafters(bench: Bench) -> Iterator[Sample]:
         prompts = bench.prompts(load, o.prompts)
         for temperature in o.temperatures:
             runs = {"plain": bench.generator(None, 0, 1)}
-            runs |= several(lambda: bench.automatic.load(), o.engines)
+            runs |= several(bench.automatic, o.engines)
             runs |= {name: bench.generator(name, "auto", 1) for name in SINGLE}
             spent, _ = bench.seconds(runs, prompts, temperature, o.repeats)
             head = {"load": load, "temperature": temperature}
