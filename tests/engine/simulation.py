@@ -82,6 +82,9 @@ class World:
     Args:
         alphas: of each drafter, or of each sequence those of each drafter.
         offered: by token of the text how many a drafter without a model proposes, at most.
+
+    Attributes:
+        temperature: of the texts that follow.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class World:
         each = [a for a in alphas if not callable(a)]
         self.alphas: Sequence[Sequence[Alpha]] = each or [alphas] * batch  # type: ignore[list-item]
         self.batch, self.prompt, self.offered = batch, prompt, offered
+        self.temperature = 0.0
         self.rng = np.random.default_rng(seed)
         self._pace, self._rounds, self._quiet = 0.0, 0, len(machine.after)
         self._ran = set[tuple[str, int]]()
@@ -153,7 +157,7 @@ class World:
         # what was looked at: by whom, where, how much is right, and how much there is
         waiting: list[list[tuple[int, int, int, int]]] = [[] for _ in text]
         for slot in range(self.batch):
-            controller.open(slot, 0.0, self.prompt)
+            controller.open(slot, self.temperature, self.prompt)
         while min(text) < tokens:
             if controller.rests(self.batch, any(waiting)):
                 seconds = m.target(self.batch) * self.after

@@ -418,7 +418,9 @@ CHANGES = [(0.85, 0.1), (0.1, 0.85), (0.5, 0.9)]
 @pytest.mark.parametrize("within", [False, True], ids=["new requests", "within a request"])
 @pytest.mark.parametrize(("before", "after"), CHANGES)
 def test_a_change_is_followed(before, after, within):
-    assert behind_a_change(within, CHEAP, [MODEL], [before], [after], seeds=96) < 1.1
+    # coming back within a request is luck, of 48 seeds 1.08 +- 0.018; else 0.007 or less
+    seeds = 96 if within and after == 0.85 else 32
+    assert behind_a_change(within, CHEAP, [MODEL], [before], [after], seeds=seeds) < 1.1
 
 
 @pytest.mark.parametrize("better", [0, 1])
@@ -792,8 +794,8 @@ def test_plain_decoding_is_not_held_where_drafting_has_paid_before():
     def bad_start(at, depth):
         return 0.02 if at < 110 else 0.7
 
-    # of 96 seeds 1.14 +- 0.008
-    assert after_others(bad_start, Controller, 128, 280, seeds=96) < 1.15
+    # of 480 seeds 1.1455 +- 0.004
+    assert after_others(bad_start, Controller, 128, 280, seeds=240) < 1.15
     assert after_others(bad_start, RestsLong, 128, 280) > 1.3
 
 
@@ -886,6 +888,22 @@ def test_what_is_chosen_for_a_text_that_goes_like_others_is_of_its_age_and_outla
     assert not any(map(held.find, ages))
 
 
+def test_what_is_chosen_at_a_new_temperature_is_not_held_as_if_much_were_known():
+    def found(key: float) -> bool:
+        held = Held(lambda: 0.0)
+        for _ in range(2):
+            known = Question((0,), 0)
+            held.keep(known, PLAIN, held.begin(known) - 1.0)
+            held.passed(1e6)
+        asked = Question((0,), 0, key=key)
+        held.keep(asked, PLAIN, held.begin(asked) - 1.0)
+        held.passed(100)
+        return held.find(asked) is not None
+
+    assert found(Question((), 0).key)
+    assert not found(1.2)
+
+
 class OfItsOwn(Controller):
     """Chooses for every sequence by what it has shown itself, from its first round on."""
 
@@ -964,6 +982,30 @@ def asked_too_often(asked: int, monkeypatch) -> int:
         found.spent(wait * 10.0 + 1.5, wait * 10.0, 10.0)
         rounds += wait
     return rounds
+
+
+def at_a_new_temperature(before: float) -> float:
+    """Milliseconds per token of two texts that are drafted well, over the best, behind one of
+    another temperature of which nothing is right, where the purse has lost all it held."""
+    paces = []
+    for seed in SEEDS:
+        control = still()
+        world = World(CHEAP, [MODEL], [steady(0.02)], seed=100 + seed)
+        world.temperature = before
+        generate(world, control, 200)
+        control._purse.spent(1e3, 0.0, target(1))  # four plain rounds at once, and so on
+        while not control._purse.empty:
+            control._purse.spent(1e3, 0.0, target(1), True)
+        well = World(CHEAP, [MODEL], [steady(0.9)], seed=seed)
+        paces.append(generate(well, control, 128, 2).pace() / best_pace(well, 0, 128)[0])
+    return float(np.mean(paces))
+
+
+def test_what_was_lost_at_another_temperature_keeps_it_from_nothing(monkeypatch):
+    assert at_a_new_temperature(1.2) < 1.2
+    assert at_a_new_temperature(0.0) > 2
+    monkeypatch.setattr(Purse, "begin", lambda self, plain: None)
+    assert at_a_new_temperature(1.2) > 2
 
 
 def test_a_purse_that_is_asked_too_often_stays_empty(monkeypatch):

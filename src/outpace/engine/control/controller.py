@@ -176,6 +176,7 @@ class Controller:
         self._cold = 0  # rounds that are right behind a prompt, from this one on
         self._timing = False  # whether that is to time plain decoding
         self._keys: dict[int, Key] = {}
+        self._known: set[Key] = set()  # those there have been
         self._prompts: dict[int, int] = {}  # tokens
         self._batch = 1
         self._asked = self.most  # the longest budget of those
@@ -195,6 +196,9 @@ class Controller:
             self._resting = 0
         elif not (self._purse.empty or self._vain):  # much of what was known then still is
             self._resting = min(self._resting, self._round + _AFRESH)
+        if key not in self._known:
+            self._purse.begin(self._prices.plain(1))
+            self._known.add(key)
         self._keys[slot], self._prompts[slot] = key, prompt
         self._opened, self._cold = True, _BEHIND
         self._worths[slot] = self._prices.plain(1)
@@ -203,7 +207,7 @@ class Controller:
         self._looks.new_text()
         self._held.part()
         self._alike.pop(slot, None)
-        self._parts, self._course = self._held.until, None
+        self._parts, self._course = self._held.until(key), None
 
     def close(self, slot: int) -> None:
         self._learn()
@@ -493,6 +497,7 @@ class Controller:
     def _new_question(self, slots: Sequence[int], left: int, late: Late, kind: int) -> Question:
         """As long as there is no time to choose for a sequence by what it has shown itself, and it
         goes as expected, what is chosen is for all that are like it."""
+        key = self._keys[slots[0]]
         if len(slots) > 1 or self._fixed or self._held.now >= self._parts:
             for slot in slots:
                 self._estimates.part(slot)
@@ -500,10 +505,10 @@ class Controller:
             slot = slots[0]
             if slot not in self._alike:
                 sizes = self._prompts[slot].bit_length(), left.bit_length()
-                self._alike[slot] = self._keys[slot], *sizes
+                self._alike[slot] = key, *sizes
             who = self._alike[slot], self._estimates.age(slot), tuple(late)
-            return Question((*who, left.bit_length()) if late else who, kind, alike=True)
-        return Question(tuple(slots), kind)
+            return Question((*who, left.bit_length()) if late else who, kind, True, key)
+        return Question(tuple(slots), kind, key=key)
 
     def _adopt(self, choice: Choice) -> None:
         """A sequence that has just begun, or has another age now, goes by what was chosen for

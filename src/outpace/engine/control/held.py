@@ -19,7 +19,8 @@ _PATIENT = 4
 """Times as long, at most: twice as long where the last thought changed nothing, and so on."""
 
 _SOON = 0.25
-"""Of the time since the first choice: as long as little is known, none is held for longer."""
+"""Of the time since the first choice at that temperature: as long as little is known, none is held
+for longer."""
 
 _SHARE_SOON = 0.02
 """Of the time that choosing may take then."""
@@ -38,11 +39,13 @@ class Question(NamedTuple):
         who: the sequences' slots, or what sequences are like that one is like.
         kind: of all that they are offered together; -1 where nobody looked.
         alike: whether it is asked of any sequence that is like it.
+        key: what texts share that know of each other, their temperature.
     """
 
     who: Hashable
     kind: int
     alike: bool = False
+    key: Hashable = None
 
 
 class Choice(NamedTuple):
@@ -136,7 +139,7 @@ class _Book:
         """
         Args:
             seconds: that it took to think of it.
-            first: when the first of all choices was begun.
+            first: when the first of all choices at that temperature was begun.
         """
         before = self._before.pop(question, None)
         if not self._choices:
@@ -157,16 +160,20 @@ class Held:
 
     Attributes:
         now: seconds that rounds took: what else runs between them makes nothing outdated.
-        until: when there is time to think of a sequence alone, so long after the last thoughts.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._own = self._current = _Book()
         self._alike: dict[Hashable, _Book] = {}
-        self._first: float | None = None
+        self._first: dict[Hashable, float] = {}
+        self._until: dict[Hashable, float] = {}
         self._anew = False
-        self.now = self.until = 0.0
+        self.now = 0.0
+
+    def until(self, key: Hashable) -> float:
+        """When there is time to think of a sequence alone, so long after the last thoughts."""
+        return self._until.get(key, 0.0)
 
     def drop(self) -> None:
         """What is asked next is to be thought about: something has changed."""
@@ -190,8 +197,7 @@ class Held:
 
     def begin(self, question: Question) -> float:
         """Something begins to be thought about: when."""
-        if self._first is None:
-            self._first = self.now
+        self._first.setdefault(question.key, self.now)
         self._book(question).begin(self.now)
         return self._clock()
 
@@ -203,10 +209,12 @@ class Held:
         """A choice that was begun to be thought about then."""
         seconds = self._clock() - began
         self._current = self._book(question)
-        self._current.keep(question, choice, seconds, self._first or 0.0)
-        later = max(self.until, self.now) + seconds / _SHARE
+        key, first = question.key, self._first.get(question.key, 0.0)
+        self._current.keep(question, choice, seconds, first)
+        later = max(self.until(key), self.now) + seconds / _SHARE
         longest = self.now + _PATIENT * seconds / _SHARE
-        self._anew, self.until = False, min(later, longest, (1 + _SOON) * self.now)
+        soon = self.now + _SOON * (self.now - first)
+        self._anew, self._until[key] = False, min(later, longest, soon)
 
     def find(self, question: Question) -> Choice | None:
         """What was chosen then, if that is not too long ago."""

@@ -20,6 +20,9 @@ SHARE = 0.01
 _HOLDS = 24, 64
 """Plain rounds that it holds at the start, and at most."""
 
+_AGAIN = 12
+"""Plain rounds that it holds at least when a temperature is new."""
+
 _ONCE, _OWES = 4.0, 4.0
 """Plain rounds that a round may lose as far as it counts, and that may be owed at most: what runs
 for the first time takes long, and machines have hiccups."""
@@ -73,6 +76,12 @@ class Purse:
                 self.enough = min(2 * self.enough, _ENOUGH[1])
         elif self.seconds >= self.needs * plain:
             self.needs = 0.0
+
+    def begin(self, plain: float) -> None:
+        """Something begins that what was lost before says little about."""
+        if self.seconds is not None:
+            self.seconds = max(self.seconds, _AGAIN * plain)
+            self.needs, self.enough = 0.0, _ENOUGH[0]
 
     def read(self, seconds: float, plain: float) -> None:
         """Something was read."""
