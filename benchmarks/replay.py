@@ -194,10 +194,10 @@ def main() -> None:
                 best = int(np.argmin(paces))
                 row = {"prices": machine, "temperature": temperature, "load": load_name}
                 row |= {"unjudged": unjudged, "best": f"K={best}"}
-                row["speedup"] = round(paces[0] / paces[best], 3)
+                row["speedup"] = round(float(paces[0] / paces[best]), 3)
                 for what, thought in (("choices", 0.0), ("auto", o.thought)):
                     runs = [auto(each, price, o.repeats, s, thought) for s in range(o.seeds)]
-                    row[what] = round(paces[best] / statistics.fmean(runs), 3)
+                    row[what] = round(float(paces[best]) / statistics.fmean(runs), 3)
                 rows.append(row)
                 print(row, flush=True)
                 record(o.name, rows, show=False)
