@@ -100,7 +100,7 @@ class Bench:
         self.target, self.tokenizer = self.plain.engine.target, self.plain.tokenizer
         self._draft = str(draft)
         self._kept: dict[str, Drafter] = {}
-        self._order = random.Random(options.process)
+        self._order = random.Random(options.process or 0)
 
     def drafter(self, name: str) -> Drafter:
         """A new one; weights are read once."""

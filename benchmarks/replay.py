@@ -183,6 +183,9 @@ def main() -> None:
     o = parser.parse_args()
     if o.repeats < 2:
         parser.error("the first repeat is left out: take --repeats of 2 or more")
+    for name in o.records:
+        if not (RESULTS / f"{name}.json").exists():
+            parser.error(f"there is no record {name!r} in results/: run never_slower.py best")
     texts = {t: drafted(LOADS, t, o.prompts) for t in {0.8, *o.temperatures}}
     rows = []
     for name in o.records:

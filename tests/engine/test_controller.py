@@ -786,8 +786,8 @@ class RestsLong(Controller):
 class NeverSurprised(Controller):
     """Keeps what it has chosen, however it goes."""
 
-    def _beyond(self, saved):
-        return 0.0
+    def _surprised(self, saved):
+        return False
 
 
 def test_plain_decoding_is_not_held_where_drafting_has_paid_before():

@@ -688,21 +688,20 @@ class Controller:
             chose = self._chosen.k > 0 and self._probes.now is None
             self._purse.spent(seconds, saved, plain, chose)
             self._lost += seconds - saved
-            beyond = self._beyond(saved)
             own = self._answered is not None and not self._answered.alike
             lost = self._purse.empty or (own and self._lost > self._bears * plain)
+            surprised = self._surprised(saved)
             if lost and self._answered is not None:
                 self._held.forget(self._answered)
-            if lost or abs(beyond) > _SURPRISE:
+            if lost or surprised:
                 self._goes_apart()
 
-    def _beyond(self, saved: float) -> float:
-        """By how many standard deviations more was accepted since the last choice than expected,
-        after one more round."""
+    def _surprised(self, saved: float) -> bool:
+        """Whether drafts are accepted as nobody expected, after one more round."""
         if not self._now.k:
-            return 0.0
+            return False
         self._more, self._since = self._more + saved - self._now.saves, self._since + 1
-        return self._more / max(self._now.varies * math.sqrt(self._since), 1e-9)
+        return abs(self._more) > _SURPRISE * self._now.varies * math.sqrt(self._since)
 
     def read(self, member: int, tokens: int, seconds: float) -> None:
         """A drafter has read what it lacked of a text."""
