@@ -825,7 +825,7 @@ def rare_looks(takes: float) -> Looks:
     prices.rested(1, [10.0] * 3)
     prices.add([None], [Spent({1: takes}, 0.0, 0.0, 10.0, 1)])
     looks = Looks(BOTH, prices, always=False)
-    looks.count([1] * 16, 0.0, 0)
+    looks.count([1] * 32, 0.0, 0)
     return looks
 
 
@@ -858,6 +858,18 @@ def test_a_look_that_gains_less_than_it_takes_was_in_vain():
             looks.drafted(4, round_)
             assert looks.take(round_, paid=False) == ([1] if round_ == 1 else again)
             looks.count({1}, gain, round_)
+
+
+@pytest.mark.parametrize("usual, late, pause", [(5.2, 40, 10), (20, 12, 32), (20, 30.2, 60)])
+def test_looks_are_taken_to_be_late_only_where_they_come_so_rarely(usual, late, pause):
+    """In 32 rounds little is added that would have to be read first."""
+    prices = Prices(BOTH[1:], 16)
+    prices.rested(1, [100.0] * 3)
+    for who, takes in (((), usual), ([0], late)):
+        prices.add([None], [Spent({0: takes}, 0.0, 0.0, 100.0, 1, late=who)])
+    looks = Looks(BOTH[1:], prices, always=False)
+    looks.count([0] * 32, 0.0, 0)
+    assert next(round_ for round_ in range(1, 200) if looks.take(round_, paid=False)) == pause
 
 
 def test_what_is_chosen_for_a_text_that_goes_like_others_is_of_its_age_and_outlasts_it():
@@ -1013,8 +1025,8 @@ def test_a_purse_that_is_asked_too_often_stays_empty(monkeypatch):
     assert asked_too_often(1, monkeypatch) > 2000
 
 
-def test_where_look_ups_find_nothing_it_is_plain_decoding_that_is_chosen():
-    """Not as far as they were taken the last time."""
+def test_where_look_ups_find_nothing_nothing_is_thought_about():
+    """What was chosen where they do is kept for the next time."""
     control = still(members=BOTH[1:])
     world = World(Machine(target, [0.0], look=[0.05]), [LOOK], [steady(0.95)])
     generate(world, control, 200)
@@ -1023,7 +1035,8 @@ def test_where_look_ups_find_nothing_it_is_plain_decoding_that_is_chosen():
         assert control.again([0], [16], 200) is None
         offers = {0: range(17) if offered else (0,)}
         (pick,) = control.choose([Ask(0, 16, 200, offers)])
-        assert (pick is not None) == (control._chosen.k > 0) == offered
+        assert (pick is not None) == control.thought == offered
+        assert control._chosen.k == 16
 
 
 def openings(prompts: list[int], forget: bool) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -226,3 +227,26 @@ def test_a_text_is_plain_decodings_whatever_the_script():
         engine = Engine(TARGET, CascadeDrafter(members), max_batch=1)
         Script(engine, script)
         assert run(engine).emitted == run(Engine(TARGET)).emitted
+
+
+def test_what_is_thought_about_a_look_is_no_price_of_it(monkeypatch):
+    """Else looks would seem so dear that they become rare, whatever they find."""
+    now, thoughts = [0.0], []
+
+    def tick(seconds: float = 1.0) -> float:
+        now[0] += seconds
+        return now[0]
+
+    class Thinks(Controller):
+        def _choose(self, asks, crowded, last):
+            thoughts.append(tick(1000.0))
+            return super()._choose(asks, crowded, last)
+
+    monkeypatch.setattr("outpace.engine.clock.time", SimpleNamespace(perf_counter=tick))
+    engine = Engine(CYCLE, NgramDrafter(), "auto")
+    control = Thinks(engine.controller.members, clock=lambda: now[0])
+    engine.controller = engine._drafting.controller = control
+    run(engine, [1, 2, 3] * 4, 200)
+    control.report()
+    assert thoughts and control._prices.look(0) < 10
+    assert control._prices.seconds > 1000 * len(thoughts)  # it is a part of the round, though

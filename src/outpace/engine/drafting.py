@@ -20,10 +20,7 @@ from ..sampling import DraftNoise, Warp
 from ..trees import chain, cut
 from ..types import Draft, PointMass, Tree
 from .clock import Clock
-from .control import Ask, Controller, Late, Pick, Profile, Spent, Told, key_of, kind_of, late
-
-_LATE = 32
-"""Tokens a drafter may lack before it is timed how long it takes to read them."""
+from .control import LATE, Ask, Controller, Late, Pick, Profile, Spent, Told, key_of, kind_of, late
 
 CHOOSE, DRAFT = "choose", "draft"
 """Laps of a round."""
@@ -168,8 +165,8 @@ class Drafting:
                 for b, (c, budget, rest) in enumerate(zip(contexts, budgets, left, strict=True))
             ]
             picks = self.controller.choose(asks, crowded)
-            # what is chosen among, costs that, too
-            clock.lap(Lap(min(looked)) if looked else CHOOSE)
+            # what is chosen among costs that, too, but not what is thought about it
+            clock.lap(CHOOSE if self.controller.thought or not looked else Lap(min(looked)))
         self._picks = picks
         if not looked and (m := _one_for_all(picks)) is not None:
             lengths = [pick.k for pick in picks if pick is not None]
@@ -270,7 +267,7 @@ class Drafting:
     def _missed(self, m: int, context: Context) -> int:
         """Tokens that a member has to read, if they are many."""
         late = len(context.tokens) - self._slots[context.slot].read.get(m, 0)
-        return late if late > _LATE and self.members[m].reads else 0
+        return late if late > LATE and self.members[m].reads else 0
 
     def _opened(self, m: int, context: Context) -> bool:
         """Let a member open a sequence; whether it has not before."""

@@ -2,10 +2,11 @@
 
 from .controller import Controller
 from .estimates import key_of
-from .plan import Ask, Late, Pick, Profile, Spent, Told, kind_of, late
+from .plan import LATE, Ask, Late, Pick, Profile, Spent, Told, kind_of, late
 from .report import Report
 
 __all__ = [
+    "LATE",
     "Ask",
     "Controller",
     "Late",

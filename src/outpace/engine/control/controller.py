@@ -134,6 +134,7 @@ class Controller:
 
     Attributes:
         most: the longest K.
+        thought: whether the last choice was thought about.
     """
 
     def __init__(
@@ -145,8 +146,11 @@ class Controller:
         self.members = tuple(members)
         longest = max(m.most for m in members)
         self.most = longest if fixed is None else min(longest, fixed)
+        self.thought = False
         self._fixed = fixed is not None
         self._instant = [i for i, m in enumerate(self.members) if m.instant]
+        # whether what they propose is all there is
+        self._alone = len(self._instant) == len(self.members)
         self._estimates = Estimates(self.members, self.most)
         self._prices = Prices(self.members, self.most)
         self._options = Options(self.members, self.most, self._fixed, self._estimates, self._prices)
@@ -314,12 +318,11 @@ class Controller:
             return PLAIN
         if self._instant and self._looks.due(self._round, self._paid):
             return None
-        alone = len(self._instant) == len(self.members)  # what they propose is all there is
-        question = None if alone else self._question(slots, left, late)
+        question = None if self._alone else self._question(slots, left, late)
         choice = PLAIN if question is None else self._held.find(question)
         if choice is None:
             return None
-        if not (choice.drafts or probed or alone) and self._round >= self._resting:
+        if not (choice.drafts or probed or self._alone) and self._round >= self._resting:
             self._held.drop()  # what was waited for may be tried
             return None
         if question is not None:
@@ -380,16 +383,17 @@ class Controller:
 
     def looks(self) -> list[int]:
         """Drafters without a model that are worth looking at in this round."""
-        looked = self._looks.take(self._round, self._paid)
-        if self._chosen.plain:
-            for i in looked:
+        paid, looked = self._paid, self._looks.take(self._round, self._paid)
+        for i in looked:
+            if self._chosen.plain or (self._alone and self._looks.seldom(i, paid)):
                 self._probes.look(self._prices.look(i))
         return looked
 
     @property
     def _paid(self) -> bool:
-        """Whether nobody drafts, and what drafting gained before pays for looks."""
-        return self._chosen.plain and self._probes.gains > 0
+        """Whether nobody drafts but who is looked at, and what drafting gained before pays for
+        looks."""
+        return (self._alone or self._chosen.plain) and self._probes.gains > 0
 
     def choose(self, asks: Sequence[Ask], crowded: bool = False) -> Sequence[Pick | None]:
         """Who drafts for each sequence; None is plain decoding.
@@ -399,8 +403,12 @@ class Controller:
         """
         self._comes_upon(asks)
         question = self._question([a.slot for a in asks], asks[0].left, late(asks[0].lags), asks)
-        choice = self._held.find(question)
-        if choice is None:
+        nothing = self._alone and not (question.kind or self._fixed)  # is there to choose
+        choice = PLAIN if nothing else self._held.find(question)
+        self.thought = choice is None
+        if nothing:
+            tried = False
+        elif choice is None:
             began = self._held.begin(question)
             self._learn()
             before = self._held.before(question) if question.alike else None
@@ -409,6 +417,7 @@ class Controller:
         else:
             tried = False
             self._adopt(choice)
+        assert choice is not None
         self._now = choice
         if tried:
             self._now, picks = PLAIN, self._trial(asks)
@@ -424,7 +433,7 @@ class Controller:
     def _comes_upon(self, asks: Sequence[Ask]) -> None:
         """A single sequence may be in a gap, or not any more."""
         before, self._looked = self._looked, None
-        if len(asks) > 1 or not asks[0].offers:
+        if len(asks) > 1 or self._alone or not asks[0].offers:
             return
         slot, inside = asks[0].slot, not kind_beside(asks[0])
         gaps = self._gaps.setdefault(self._keys[slot], Gaps())

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from .plan import Profile
+from .plan import LATE, Profile
 from .prices import Prices
 
 _PAUSE = 4
@@ -24,8 +24,12 @@ REPEATS = 4
 _LOOKS = 0.005
 """Of the time that such looks may take."""
 
-_SETTLED = 16
+_SETTLED = 32
 """Looks before that is judged."""
+
+_LATELY, _AMONG = 24, 16
+"""Of how many looks the worth is remembered, and where models draft, too, whose text it is that is
+looked at."""
 
 
 class Looks:
@@ -47,6 +51,7 @@ class Looks:
         self._early: set[int] = set()  # those that are looked at in this round as they are eager
         self._let_down: dict[int, tuple[int, int]] = {}  # until when nobody is eager, for how long
         self._right = [0.0] * len(members)  # running means of tokens that were right
+        self._lasts = _LATELY if len(self._instant) == len(members) else _AMONG
         self._batch = 1  # sequences of the last choice
         self._unaided = 1.0  # the best rate without looks, times plain decoding's
         self._rows = np.arange(1.0, 2 + max(m.most for m in members))
@@ -84,6 +89,10 @@ class Looks:
         """Rounds until it is looked at, even if nobody is eager to."""
         return self._last[i] + self._pause(i, paid) - round_
 
+    def seldom(self, i: int, paid: bool) -> bool:
+        """Whether it is not looked at in every round."""
+        return self._pause(i, paid) > 1
+
     def _pause(self, i: int, paid: bool) -> int:
         """In how many rounds it is looked at once."""
         if self._always or self._looked[i] < _SETTLED:
@@ -92,8 +101,10 @@ class Looks:
         look = self._prices.look(i) + self._prices.compared(self._batch)
         if self._worth[i] * plain > look:
             return 1
-        look = self._prices.look(i, late=True) + self._prices.compared(self._batch)
         rare = max(_PAUSE, int(look / (_LOOKS * plain)))
+        if rare > LATE:
+            look = self._prices.look(i, late=True) + self._prices.compared(self._batch)
+            rare = max(LATE, int(look / (_LOOKS * plain)))
         return min(rare, 2 * _PAUSE) if paid else rare  # instead of plain decoding it is worth more
 
     # --- what came of it -----------------------------------------------------------
@@ -119,7 +130,7 @@ class Looks:
             elif i in self._early:
                 rounds = 2 * self._let_down.get(i, (0, 1))[1]
                 self._let_down[i] = round_ + rounds, rounds
-            slow = 4 if gain > self._worth[i] else _SETTLED  # what pays again is soon noticed
+            slow = 4 if gain > self._worth[i] else self._lasts  # what pays again is soon noticed
             self._worth[i] += (gain - self._worth[i]) * max(1 / slow, 1 / self._looked[i])
 
     def drafted(self, passed: int, round_: int) -> None:

@@ -8,6 +8,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 
+LATE = 32
+"""Tokens a drafter may lack before it is timed how long it takes to read them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """A drafter as it is seen here.
