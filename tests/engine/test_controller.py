@@ -860,7 +860,7 @@ def test_a_look_that_gains_less_than_it_takes_was_in_vain():
             looks.count({1}, gain, round_)
 
 
-@pytest.mark.parametrize("usual, late, pause", [(5.2, 40, 10), (20, 12, 32), (20, 30.2, 60)])
+@pytest.mark.parametrize(("usual", "late", "pause"), [(5.2, 40, 10), (20, 12, 32), (20, 30.2, 60)])
 def test_looks_are_taken_to_be_late_only_where_they_come_so_rarely(usual, late, pause):
     """In 32 rounds little is added that would have to be read first."""
     prices = Prices(BOTH[1:], 16)

@@ -28,8 +28,7 @@ _SETTLED = 32
 """Looks before that is judged."""
 
 _LATELY, _AMONG = 24, 16
-"""Of how many looks the worth is remembered, and where models draft, too, whose text it is that is
-looked at."""
+"""Looks over which what they bring is averaged, and where models draft, too, which changes that."""
 
 
 class Looks:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-
 LATE = 32
 """Tokens a drafter may lack before it is timed how long it takes to read them."""
 
