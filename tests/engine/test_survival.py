@@ -21,7 +21,7 @@ from outpace.engine.control.survival import (
     Likeness,
     Outlook,
     Survival,
-    variance,
+    variances,
 )
 from outpace.planner.formulas import tokens_by_depth
 
@@ -223,7 +223,7 @@ def test_how_much_a_round_varies_is_that_of_all_kinds():
     outlook, varies = played.outlook, np.var(played.emitted)
     assert outlook.moments(2, 4, 8)[1] == pytest.approx(varies, rel=0.05)
     for gains, k in zip(outlook.apart, (2, 4, 8), strict=True):
-        assert variance(gains, k) < 0.6 * varies  # of one kind
+        assert variances(gains)[k] < 0.6 * varies  # of one kind
 
 
 def test_the_three_k_of_most_tokens_per_second_are_found():

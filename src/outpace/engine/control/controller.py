@@ -37,6 +37,7 @@ from .probes import Candidate, Probes
 from .purse import Purse
 from .report import Estimate, Report
 from .survival import FAILED, LASTING, LONG, PASSED, Floats
+from .worth import Worth
 
 _LEAVE_PLAIN = 1.02
 """By which drafting must beat plain decoding before it begins; going on it need not lose."""
@@ -161,7 +162,7 @@ class Controller:
         self._looked: _Looked | None = None  # when it was last
         self._course: _Course | None = None  # while one lasts
         self._news: list[_Judged | _Round] = []
-        self._worths: dict[int, float] = {}  # of a token of each sequence, in seconds
+        self._worth: Worth | None = None  # of tokens of those that were last chosen for
         self._lost = 0.0  # since the last choice, beside plain decoding
         self._bears = _LOST  # plain rounds that may be lost
         self._more, self._since = 0.0, 0  # beside what was expected, and rounds since then
@@ -169,7 +170,7 @@ class Controller:
         self._passed: dict[int, tuple[int, int]] = {}
         self._behind: dict[int, tuple[int, int]] = {}  # and in the one before
         self._now = PLAIN  # what this round goes by
-        self._earned = 0.0  # by tokens of this round
+        self._emitted: dict[int, int] = {}  # tokens of this round
         self._round = self._resting = 0  # rounds so far, and until when nothing is worth trying
         self._rested: list[float] = []  # seconds of the rounds since then
         self._resters: dict[int, Key] = {}  # who runs in them
@@ -205,7 +206,6 @@ class Controller:
             self._known.add(key)
         self._keys[slot], self._prompts[slot] = key, prompt
         self._opened, self._cold = True, _BEHIND
-        self._worths[slot] = self._prices.plain(1)
         self._passed.pop(slot, None)
         self._estimates.open(slot, key)
         self._looks.new_text()
@@ -217,7 +217,6 @@ class Controller:
         self._learn()
         self._keys.pop(slot, None)
         self._prompts.pop(slot, None)
-        self._worths.pop(slot, None)
         self._estimates.close(slot)
 
     # --- a round ------------------------------------------------------------------
@@ -340,7 +339,7 @@ class Controller:
     def _begin(self) -> None:
         """A round begins."""
         self._round += 1
-        self._earned = 0.0
+        self._emitted = {}
         self._behind, self._passed = self._passed, {}
 
     def _varied(self, slots: Sequence[int], choice: Choice) -> int:
@@ -371,7 +370,7 @@ class Controller:
 
     def sits_out(self) -> None:
         """A round in which nobody may draft: none of those that are counted."""
-        self._now, self._earned, self._behind, self._passed = PLAIN, 0.0, {}, {}
+        self._now, self._emitted, self._behind, self._passed = PLAIN, {}, {}, {}
         if self._probes.now is not None:
             self._learn()
             self._probes.now = None
@@ -464,18 +463,17 @@ class Controller:
         self._resting, self._timing = 0, False
         if not self._asked:
             return PLAIN, False
-        each = self._options.worth(asks, crowded)
-        self._worths.update((a.slot, float(w)) for a, w in zip(asks, each, strict=True))
+        worth = self._worth = self._options.worth(asks, crowded)
         gaps = self._looked.gaps if self._looked and self._looked.inside else None
         worths = None if gaps is None else gaps.worths(self.most)
-        options = self._options.of_all(asks, each, last, worths)
+        options = self._options.of_all(asks, worth, last, worths)
         first = options[0]
         unaided = max(float(o.unaided.max()) for o in options)
         self._looks.priced(n, unaided)
         plain, looked = float(first.seconds[0]), any(a.offers for a in asks)
         if looked:
             first.seconds[0] += self._prices.compared(n)  # with the text, what is not taken
-        best, k = self._best(options, bool((first.saved > each.sum()).any()), last)
+        best, k = self._best(options, bool((first.saved > first.saved[0]).any()), last)
         member, speed = best.member, float(best.speeds[k])
         gain = 0.0
         if looked and k:
@@ -483,10 +481,10 @@ class Controller:
             gain = max(0.0, float(best.saved[k] - unaided * best.seconds[k]) / slower)
         if gaps:
             gaps.speed = speed
-        expected = self._options.expected(asks, each, best, k)
+        expected = self._options.expected(asks, worth, best, k)
         until_look = worths is not None and not k
         choice = Choice(member, *best.lengths(k), gain, *expected, gap=until_look)
-        tried = self._try(asks, options, choice, float(each.sum()), speed, worths)
+        tried = self._try(asks, options, choice, float(worth.each.sum()), speed, worths)
         self._take(choice)
         if self._opened:
             self._vain = choice.plain
@@ -652,7 +650,7 @@ class Controller:
         """So many tokens of a sequence."""
         if self._estimates.emitted(slot, tokens):
             self._ages()
-        self._earned += tokens * self._worths.get(slot, 0.0)
+        self._emitted[slot] = tokens
 
     def told(self, told: Told) -> None:
         """A proposal was judged, or the text has shown what would have become of it."""
@@ -675,7 +673,7 @@ class Controller:
     def spent(self, picks: Sequence[Pick | None], spent: Spent) -> None:
         """What a round took; told after everything else about it."""
         plain = self._prices.plain(len(picks))
-        saved = self._earned if any(picks) else plain
+        saved = self._saved(plain) if any(picks) else plain
         risen, cold = spent.rows > self._rows, self._cold > 0 or spent.reading > spent.draft
         self._rows, self._cold = spent.rows, max(0, self._cold - 1)
         self._news.append(_Round(picks, spent, saved, risen, cold))
@@ -704,6 +702,12 @@ class Controller:
                 self._held.forget(self._answered)
             if lost or surprised:
                 self._goes_apart()
+
+    def _saved(self, plain: float) -> float:
+        """Seconds of plain decoding that this round has saved."""
+        if len(self._emitted) == 1:
+            return plain * sum(self._emitted.values())
+        return self._worth.emitted(self._emitted) if self._worth else 0.0
 
     def _surprised(self, saved: float) -> bool:
         """Whether drafts are accepted as nobody expected, after one more round."""

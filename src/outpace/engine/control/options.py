@@ -1,8 +1,8 @@
 """What could be done in a round: for every drafter and K, what that saves and what it takes.
 
-A round of K saves Σ_b w_b E_b(K) seconds of plain decoding, w_b being what a token of sequence b is
-worth and E_b(K) the tokens that it is expected to emit (`Estimates`), and takes
-draft(K, B) + target(rows, B) seconds (`Prices`). Their ratio is its speed, times plain decoding's.
+A round of K saves so many seconds of plain decoding as the tokens that it is expected to emit for
+each sequence (`Estimates`) are worth (`Worth`), and takes draft(K, B) + target(rows, B) seconds
+(`Prices`). Their ratio is its speed, times plain decoding's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from .estimates import Estimates
 from .held import Choice
 from .plan import Ask, Pick, Profile, kind_of
 from .prices import Prices
-from .survival import Floats, Lengths, Outlook, variance
+from .survival import Floats, Lengths, Outlook, variances
+from .worth import Worth
 
 KEEP = 0.99
 """Of the best rate: the last choice is kept as long as it promises so much."""
@@ -27,10 +28,6 @@ _K_FIRST = 4
 
 _HORIZON = 64
 """Rounds, at most, over which the time to catch up is spread."""
-
-_NEAR = 8, 0.1
-"""Tokens by which two sequences may differ in what is left, and it is open who ends first; or so
-much of it."""
 
 
 class Option(NamedTuple):
@@ -66,6 +63,24 @@ class Option(NamedTuple):
         return k, int(self.passed[k]), int(self.long[k])
 
 
+class _Gains(NamedTuple):
+    """Tokens that rounds are expected to emit, and their variance, by K."""
+
+    tokens: Floats  # [..., K + 1]
+    varies: Floats
+
+    @classmethod
+    def nothing(cls, batch: int, most: int) -> _Gains:
+        """Of rounds in which nobody drafts: `[B, K + 1]`."""
+        return cls(np.ones((batch, most + 1)), np.zeros((batch, most + 1)))
+
+    def raise_to(self, other: _Gains, b: int | slice = slice(None)) -> None:
+        """Let each sequence, or one, have more where the other has."""
+        more = other.tokens > self.tokens[b]
+        for own, others in zip(self, other, strict=True):
+            own[b] = np.where(more, others, own[b])
+
+
 class Options:
     """What is promised, by what was measured so far.
 
@@ -86,42 +101,32 @@ class Options:
         self._estimates, self._prices = estimates, prices
         self._ks = np.arange(most + 1)
 
-    def worth(self, asks: Sequence[Ask], crowded: bool) -> Floats:
-        """Of a token of each sequence: `[B]` seconds of plain decoding.
+    def worth(self, asks: Sequence[Ask], crowded: bool) -> Worth:
+        """Of tokens of these sequences.
 
-        Those that go on for longest keep the others company, who cost little more: the time to the
-        end is theirs. So a token of theirs is worth a round of a sequence alone. How long a
-        sequence goes on is not known, only how long it may, and if others wait for its place,
-        all are worth the same.
+        Args:
+            crowded: whether others wait for a place.
         """
-        n = len(asks)
-        plain = self._prices.plain(n) or 1.0
-        if n == 1 or crowded:
-            return np.full(n, plain / n)
-        left = np.array([float(a.left) for a in asks])
-        last = np.exp((left - left.max()) / max(_NEAR[0], _NEAR[1] * float(left.max())))
-        more = max(0.0, plain - self._prices.plain(1)) / (n - 1)
-        found: Floats = more + (plain - n * more) * last / last.sum()
-        return found
+        return Worth(self._prices.plain(len(asks)) or 1.0, self._prices.plain(1), asks, crowded)
 
     def of_all(
-        self, asks: Sequence[Ask], each: Floats, last: Choice, worths: Floats | None = None
+        self, asks: Sequence[Ask], worth: Worth, last: Choice, worths: Floats | None = None
     ) -> list[Option]:
         """That of those without a model, plain decoding being K = 0 of it, and of each with one
         beside them.
 
         Args:
-            each: what tokens are worth.
+            worth: of their tokens.
             last: the last choice.
             worths: of tokens that a model drafts for a single sequence, by depth (`Gaps`).
         """
-        tokens, rows = self._instants(asks)
-        n, whole = len(asks), float(each.sum())
+        instants, rows = self._instants(asks)
+        n, whole = len(asks), float(worth.each.sum())
         unaided = np.zeros(self._most + 1)
         unaided[0] = whole
         if any(a.offers for a in asks):
             seconds = self._prices.rest(rows, n)
-            saved = whole + each @ (tokens - 1)
+            saved = worth.saved(*instants)
             if not self._fixed:
                 saved[1:][rows[1:] <= 1] = 0.0  # nothing is offered that could be taken
         else:
@@ -133,28 +138,28 @@ class Options:
                 continue
             if len(asks) == 1:
                 outlook = self._estimates.outlook(asks[0].slot, m, kind_beside(asks[0]))
-                found.append(self._single(m, asks[0], outlook, float(each[0]), last, worths))
+                found.append(self._single(m, asks[0], outlook, whole, last, worths))
             else:
-                found.append(self._batched(m, asks, each, tokens, rows))
+                found.append(self._batched(m, asks, worth, instants, rows))
         return found
 
-    def _instants(self, asks: Sequence[Ask]) -> tuple[Floats, Floats]:
+    def _instants(self, asks: Sequence[Ask]) -> tuple[_Gains, Floats]:
         """Of drafters without a model, for every sequence and K: tokens; and rows."""
-        tokens, nodes = np.ones((len(asks), self._most + 1)), np.zeros(self._most + 1)
+        found, nodes = _Gains.nothing(len(asks), self._most), np.zeros(self._most + 1)
         for b, ask in enumerate(asks):
             for i, counts in ask.offers.items():
                 depth = min(len(counts) - 1, ask.budget)
                 if depth:
-                    tokens[b] = np.maximum(tokens[b], self._of_offer(ask, i, counts))
+                    found.raise_to(self._of_offer(ask, i, counts), b)
                     nodes = np.maximum(nodes, np.asarray(counts)[np.minimum(self._ks, depth)])
-        return tokens, nodes + 1
+        return found, nodes + 1
 
     def _batched(
-        self, m: int, asks: Sequence[Ask], each: Floats, instants: Floats, rows: Floats
+        self, m: int, asks: Sequence[Ask], worth: Worth, instants: _Gains, rows: Floats
     ) -> Option:
         """A drafter with a model for several sequences, beside those without one."""
         n, prices = len(asks), self._prices
-        tokens = np.ones_like(instants)
+        tokens = np.ones_like(instants.tokens)
         late = 0
         for b, ask in enumerate(asks):
             lag = ask.lags.get(m, 0)
@@ -164,14 +169,15 @@ class Options:
                 late += lag
         if not self._fixed:
             tokens[:, self._reach(m, n) + 1 :] = 1
-        alone = each @ tokens
-        tokens = np.maximum(tokens, instants)
+        found = _Gains(tokens, variances(tokens))
+        alone = worth.saved(*found)
+        found.raise_to(instants)
         rows = np.maximum(rows, prices.rows(m))
         seconds = prices.draft(m, n, hoped=True) + prices.rest(rows, n, m)
         if late:
-            rounds = np.clip(sum(a.left for a in asks) / tokens.sum(0), 1, _HORIZON)
+            rounds = np.clip(sum(a.left for a in asks) / found.tokens.sum(0), 1, _HORIZON)
             seconds = seconds + late * prices.reading[m].value / rounds
-        return Option.alike(m, each @ tokens, seconds, alone)
+        return Option.alike(m, worth.saved(*found), seconds, alone)
 
     def _single(
         self,
@@ -210,11 +216,11 @@ class Options:
         return max(2 * self._prices.longest(m, n), _K_FIRST // n, 1)
 
     def expected(
-        self, asks: Sequence[Ask], each: Floats, best: Option, k: int
+        self, asks: Sequence[Ask], worth: Worth, best: Option, k: int
     ) -> tuple[float, float]:
         """The seconds of plain decoding that a round of this choice saves, and how much that
         varies: their standard deviation."""
-        saves = float(best.saved[k])
+        saves, each = float(best.saved[k]), worth.each
         if not k:
             return saves, 0.0
         if best.member >= 0:
@@ -223,7 +229,7 @@ class Options:
             if len(asks) == 1:  # what is worth less is emitted all the same
                 saves = float(each[0]) * means[0]
         else:
-            varies = tuple(variance(self._best_offer(a, k)[1], k) for a in asks)
+            varies = tuple(float(self._best_offer(a, k)[1].varies[k]) for a in asks)
         each = each * np.sqrt(varies)
         return saves, math.sqrt(each @ each)
 
@@ -242,7 +248,7 @@ class Options:
                 pick = Pick(offers[0], k)
             elif offers and (member < 0 or len(asks) > 1):
                 i, gains = self._best_offer(ask, k)
-                if gains[k] > (1.0 if pick is None else self._promises(ask.slot, pick)):
+                if gains.tokens[k] > (1.0 if pick is None else self._promises(ask.slot, pick)):
                     pick = Pick(i, k)
             picks.append(pick)
         return picks
@@ -251,18 +257,23 @@ class Options:
         """Tokens of a draft by a model."""
         return float(self._estimates.tokens(slot, pick.member, pick.kind)[pick.k])
 
-    def _best_offer(self, ask: Ask, k: int) -> tuple[int, Floats]:
+    def _best_offer(self, ask: Ask, k: int) -> tuple[int, _Gains]:
         """Who promises most of K tokens without a model, if anybody does, and its tokens by K."""
         found = [(i, self._of_offer(ask, i, counts)) for i, counts in ask.offers.items()]
-        return max(found, key=lambda offer: float(offer[1][k]), default=(-1, np.ones(k + 1)))
+        nobody = -1, _Gains(np.ones(k + 1), np.zeros(k + 1))
+        return max(found, key=lambda offer: float(offer[1].tokens[k]), default=nobody)
 
-    def _of_offer(self, ask: Ask, i: int, counts: Sequence[int]) -> Floats:
+    def _of_offer(self, ask: Ask, i: int, counts: Sequence[int]) -> _Gains:
         """Tokens by K of what a drafter without a model proposes."""
         deepest = len(counts) - 1
         depth = min(deepest, ask.budget)
         gains = self._estimates.tokens(ask.slot, i, kind_of(deepest))
-        gains = gains[np.minimum(self._ks, depth)]
-        return np.where(self._ks < depth, 1.0, gains) if self._members[i].whole else gains
+        at = np.minimum(self._ks, depth)
+        tokens, varies = gains[at], variances(gains)[at]
+        if self._members[i].whole:
+            short = self._ks < depth
+            tokens, varies = np.where(short, 1.0, tokens), np.where(short, 0.0, varies)
+        return _Gains(tokens, varies)
 
 
 def over(saved: Floats, seconds: Floats) -> Floats:

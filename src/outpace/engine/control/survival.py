@@ -335,7 +335,7 @@ class Outlook:
         states = list(zip(self.apart, (k, passed, long), strict=True))
         shares = self.shares(k, passed, long)
         means = np.array([gains[k] for gains, k in states])
-        each = np.array([variance(gains, k) for gains, k in states])
+        each = np.array([variances(gains)[k] for gains, k in states])
         mean = float(shares @ means)
         return mean, float(shares @ (each + (means - mean) ** 2))
 
@@ -374,7 +374,9 @@ def _constants(most: int, long: int, farther: int) -> _Constants:
     )
 
 
-def variance(gains: Floats, k: int) -> float:
-    """Of the tokens that a round of K emits, if by K so many are expected."""
-    mean = gains[k] - 1.0
-    return max(0.0, float(2 * (k * gains[k] - gains[:k].sum()) - mean - mean * mean))
+def variances(gains: Floats) -> Floats:
+    """Of the tokens that rounds emit, by K, if so many are expected. `[..., K + 1]`, both"""
+    means, ks = gains - 1.0, np.arange(gains.shape[-1])
+    shallower = gains.cumsum(axis=-1) - gains
+    found: Floats = np.maximum(2 * (ks * gains - shallower) - means - means * means, 0.0)
+    return found
