@@ -704,7 +704,8 @@ class Controller:
                 self._goes_apart()
 
     def _saved(self, plain: float) -> float:
-        """Seconds of plain decoding that this round has saved."""
+        """Seconds of plain decoding that this round has saved. A sequence alone may go by what was
+        chosen for another."""
         if len(self._emitted) == 1:
             return plain * sum(self._emitted.values())
         return self._worth.emitted(self._emitted) if self._worth else 0.0

@@ -267,9 +267,9 @@ class Options:
         """Tokens by K of what a drafter without a model proposes."""
         deepest = len(counts) - 1
         depth = min(deepest, ask.budget)
-        gains = self._estimates.tokens(ask.slot, i, kind_of(deepest))
+        outlook = self._estimates.outlook(ask.slot, i, kind_of(deepest))
         at = np.minimum(self._ks, depth)
-        tokens, varies = gains[at], variances(gains)[at]
+        tokens, varies = outlook.tokens[at], outlook.varies[at]
         if self._members[i].whole:
             short = self._ks < depth
             tokens, varies = np.where(short, 1.0, tokens), np.where(short, 0.0, varies)

@@ -260,6 +260,12 @@ class Outlook:
         found = (rounds * self.apart).sum(axis=0) / rounds.sum(axis=0)
         return found
 
+    @cached_property
+    def varies(self) -> Floats:
+        """By how much the tokens of such rounds vary, where states are not told apart: variance.
+        `[K + 1]`"""
+        return variances(self.tokens)
+
     def policy(
         self,
         seconds: Floats,
@@ -332,10 +338,8 @@ class Outlook:
 
     def moments(self, k: int, passed: int, long: int) -> tuple[float, float]:
         """Of the tokens that rounds emit of these K: mean and variance."""
-        states = list(zip(self.apart, (k, passed, long), strict=True))
-        shares = self.shares(k, passed, long)
-        means = np.array([gains[k] for gains, k in states])
-        each = np.array([variances(gains)[k] for gains, k in states])
+        shares, at = self.shares(k, passed, long), (range(STATES), (k, passed, long))
+        means, each = self.apart[at], variances(self.apart)[at]
         mean = float(shares @ means)
         return mean, float(shares @ (each + (means - mean) ** 2))
 
