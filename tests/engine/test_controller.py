@@ -1025,6 +1025,46 @@ def test_a_purse_that_is_asked_too_often_stays_empty(monkeypatch):
     assert asked_too_often(1, monkeypatch) > 2000
 
 
+def looked_in_vain() -> float:
+    """Share of rounds in which somebody is looked at who never finds anything, and takes a quarter
+    of a pass for that."""
+    world = World(Machine(target, [0.0], look=[2.6]), [LOOK], [steady(0.0)], offered=lambda at: 0)
+    control, looks = still(members=[LOOK]), []
+
+    class Counts(Looks):
+        def take(self, round_, paid):
+            looks.append(super().take(round_, paid))
+            return looks[-1]
+
+    control._looks.__class__ = Counts
+    run = generate(world, control, 400)
+    return sum(map(bool, looks)) / len(run.tokens)
+
+
+def test_what_a_look_takes_is_known_where_nothing_is_ever_found(monkeypatch, bottomless):
+    assert looked_in_vain() < 0.15
+    monkeypatch.setattr(controller, "_SOME", 10**6)  # where it waits for a choice
+    assert looked_in_vain() > 0.25
+
+
+def test_looks_that_find_nothing_are_no_drafts_that_were_thought_to_pay():
+    """They have a price of their own, and empty the purse for no longer than before."""
+    for found in (False, True):
+        control = still(members=[LOOK])
+        generate(World(Machine(target, [0.0], look=[0.05]), [LOOK], [steady(0.95)]), control, 200)
+        assert control._chosen.k
+        assert control._purse.enough == 1.0
+        control.open(0, 0.0)
+        while not control._purse.empty:
+            assert control.again([0], [16], 200) is None
+            picks = control.choose([Ask(0, 16, 200, {0: range(17) if found else (0,)})])
+            control.emitted(0, 1)
+            control.spent(picks, Spent({0: 20.0}, 0.0, 0.0, 10.0, 17 if found else 1))
+        assert control._purse.enough == (2.0 if found else 1.0)
+        assert control.report().drafter is None
+        assert control.report().k == 0
+
+
 def test_where_look_ups_find_nothing_nothing_is_thought_about():
     """What was chosen where they do is kept for the next time."""
     control = still(members=BOTH[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,7 @@ from outpace.drafters import (
     RecyclingDrafter,
     certain,
 )
-from outpace.drafters.base import Context
+from outpace.drafters.base import Context, together
 from outpace.drafters.foreign import SLEMDrafter, TLIDrafter
 from outpace.drafters.translation import Common, Words
 from outpace.engine import Engine
@@ -229,25 +230,89 @@ def test_a_text_is_plain_decodings_whatever_the_script():
         assert run(engine).emitted == run(Engine(TARGET)).emitted
 
 
-def test_what_is_thought_about_a_look_is_no_price_of_it(monkeypatch):
-    """Else looks would seem so dear that they become rare, whatever they find."""
-    now, thoughts = [0.0], []
+def ticking(monkeypatch) -> Callable[..., float]:
+    """A clock for the laps of rounds, which goes on by a second, or more, whenever it is asked."""
+    now = 0.0
 
     def tick(seconds: float = 1.0) -> float:
-        now[0] += seconds
-        return now[0]
+        nonlocal now
+        now += seconds
+        return now
+
+    monkeypatch.setattr("outpace.engine.clock.time", SimpleNamespace(perf_counter=tick))
+    return tick
+
+
+def test_what_is_thought_about_a_look_is_no_price_of_it(monkeypatch):
+    """Else looks would seem so dear that they become rare, whatever they find."""
+    tick, thoughts = ticking(monkeypatch), []
 
     class Thinks(Controller):
         def _choose(self, asks, crowded, last):
             thoughts.append(tick(1000.0))
             return super()._choose(asks, crowded, last)
 
-    monkeypatch.setattr("outpace.engine.clock.time", SimpleNamespace(perf_counter=tick))
     engine = Engine(CYCLE, NgramDrafter(), "auto")
-    control = Thinks(engine.controller.members, clock=lambda: now[0])
+    control = Thinks(engine.controller.members, clock=lambda: tick(0.0))
     engine.controller = engine._drafting.controller = control
     run(engine, [1, 2, 3] * 4, 200)
     control.report()
     assert thoughts
-    assert control._prices.look(0) < 10
+    assert control._prices.look(0, 1) < 10
     assert control._prices.seconds > 1000 * len(thoughts)  # it is a part of the round, though
+
+
+class Slow(Notes):
+    """One without a model, that takes its time to open a text."""
+
+    reads = True
+
+    def __init__(self, tick) -> None:
+        super().__init__(instant=True)
+        self.tick = tick
+
+    def open(self, context, features=()):
+        self.tick(1000.0)
+
+
+@pytest.mark.parametrize("words", [300, 9])
+def test_to_open_a_text_is_to_read_it_and_no_part_of_the_look(words, monkeypatch):
+    """As a look behind a pause it would make such looks dear for good."""
+    tick = ticking(monkeypatch)
+    engine = Engine(CYCLE, Slow(tick))
+
+    class Seldom(Script):
+        def looks(self):
+            return [0] if self._round in (1, 2, 60) else []
+
+    prices = Seldom(engine, lambda n: None)._prices
+    run(engine, [1, 2, 3] * (words // 3), 100)
+    reading, long = prices.reading[0], words > 32
+    assert (reading.count > 0) is long
+    assert reading.value == pytest.approx(1001 / words if long else 0.0)
+    assert 0 < prices.look(0, 1, late=True) < 10
+    assert prices._late[0].count > 0
+
+
+@pytest.mark.parametrize("instant", [True, False])
+def test_what_runs_between_a_look_and_the_pass_is_part_of_the_round(instant, monkeypatch):
+    """Where no model runs it is nobody's draft, and has no other price."""
+    tick, found = ticking(monkeypatch), []
+
+    def slowly(*parts):
+        tick(10.0)
+        return together(*parts)
+
+    class Tells(Script):
+        def spent(self, picks, spent):
+            found.append(spent)
+            super().spent(picks, spent)
+
+    monkeypatch.setattr("outpace.engine.drafting.together", slowly)
+    engine = Engine(CYCLE, Notes(instant))
+    Tells(engine, lambda n: Pick(0, 2))
+    run(engine)
+    assert found
+    for spent in found[:-1]:  # nothing may be drafted in the last one
+        assert (spent.draft > 0) is not instant
+        assert (spent.rest > 10) is instant

@@ -296,18 +296,26 @@ def test_what_is_looked_at_and_read_is_paid_for():
     prices = Prices([MODEL, LOOK], 8)
     told(prices, [None], 1, looks={1: 0.5}, reading=3.0)
     prices.read(0, 30, 3.0)
-    assert prices.look(1) == 0.5
+    assert prices.look(1, 1) == 0.5
     assert prices.reading[0].value == pytest.approx(0.1)
     assert prices.seconds == pytest.approx(4 * 13.5)
     assert prices.rounds == [0, 0]
+
+
+def test_what_a_look_takes_is_for_each_of_so_many_sequences():
+    prices = Prices([MODEL, LOOK], 8)
+    told(prices, [None] * 4, 1, looks={1: 2.0})
+    assert prices.look(1, 1) == 0.5
+    assert prices.look(1, 4) == 2.0
+    assert prices.look(1, 8) == 4.0
 
 
 def test_looks_behind_a_pause_do_not_make_others_dearer():
     prices = Prices([MODEL, LOOK], 8)
     late = Spent({1: 5.0}, 0.0, 0.0, 10.0, 1, late={1})
     prices.add([None], [late])
-    assert prices.look(1) == 5.0  # nothing else is known
+    assert prices.look(1, 1) == 5.0  # nothing else is known
     told(prices, [None], 1, looks={1: 0.5})
     prices.add([None], [late])
-    assert prices.look(1) == 0.5
-    assert prices.look(1, late=True) == 5.0
+    assert prices.look(1, 1) == 0.5
+    assert prices.look(1, 1, late=True) == 5.0

@@ -78,6 +78,7 @@ class Drafting:
         self._picks: Sequence[Pick | None] = []
         self._drafted: set[tuple[int, int]] = set()  # members and slots, in this round
         self._late: set[int] = set()  # of those looked at, who had much to read before
+        self._ran = False  # whether one with a model has drafted
         self._comparing = 0  # proposals that the text has not judged yet
         self.rests = False
         """Whether in this round nobody drafts, nor is told anything but what it took."""
@@ -129,7 +130,7 @@ class Drafting:
 
     def _begin(self, batch: int) -> None:
         self._drafted.clear()
-        self._picks, self._late = [None] * batch, set()
+        self._picks, self._late, self._ran = [None] * batch, set(), False
 
     def draft(
         self,
@@ -206,6 +207,7 @@ class Drafting:
         """What one with a model drafts for some of the round's sequences. If it proposes nothing to
         any, for want of positions, it has not drafted: what that took is not what drafts take."""
         assert self.controller is not None
+        self._ran = True
         self._drafted.update((m, c.slot) for c in contexts)
         self._catch_up(m, contexts, clock)
         draft = self.members[m].draft(contexts, lengths, warp, noise)
@@ -228,11 +230,16 @@ class Drafting:
         found: dict[int, Draft] = {}
         for m in members:
             member = self.members[m]
+            opened = 0
             for context in contexts:
-                if self._missed(m, context):
+                late = self._missed(m, context)
+                if self._opened(m, context):
+                    opened += late
+                elif late:
                     self._late.add(m)
-                self._opened(m, context)
                 self._slots[context.slot].read[m] = len(context.tokens)
+            if opened:
+                clock.lap(Lap(m, opened))
             lengths = [min(budget, self.controller.members[m].most) for budget in budgets]
             found[m] = member.draft(contexts, lengths, warp, None)
             tokens = found[m].tokens.tolist()
@@ -375,7 +382,8 @@ class Drafting:
         if self.controller is None:
             return 0.0, 0.0
         looks: dict[int, float] = {}
-        draft, choosing, reading = laps.get(DRAFT, 0.0), laps.get(CHOOSE, 0.0), 0.0
+        draft = laps.get(DRAFT, 0.0) if self._ran else 0.0
+        choosing, reading = laps.get(CHOOSE, 0.0), 0.0
         for lap, seconds in laps.items():
             if not isinstance(lap, Lap):
                 continue

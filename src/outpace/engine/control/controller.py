@@ -42,8 +42,8 @@ from .worth import Worth
 _LEAVE_PLAIN = 1.02
 """By which drafting must beat plain decoding before it begins; going on it need not lose."""
 
-_NEWS = 256
-"""Of what was told, that waits for a choice."""
+_NEWS, _SOME = 256, 32
+"""Of what was told, that waits for a choice, and where nothing is found that could be chosen."""
 
 _SURPRISE = 4.0
 """Standard deviations that what was accepted since a choice may be from what was expected before
@@ -281,7 +281,10 @@ class Controller:
             late: drafters that have much to read of its text, see `late`.
         """
         self._begin()
-        self._asked, self._batch = max(budgets), len(slots)
+        self._asked = max(budgets)
+        if len(slots) != self._batch:
+            self._batch = len(slots)
+            self._looks.of(self._batch)
         course = self._course
         if course is None or not self._goes_on(course, slots, late):
             self._course = None
@@ -311,25 +314,25 @@ class Controller:
             self._learn()
             if not self._probes.over():
                 self._goes_apart()  # it goes on
-        if self._purse.empty:
+        empty = self._purse.empty
+        if not empty and self._instant and self._looks.due(self._round, self._paid):
+            return None
+        if empty or self._alone:
             self._probes.now, self._now = None, PLAIN
             self._rest(slots)
             return PLAIN
-        if self._instant and self._looks.due(self._round, self._paid):
-            return None
-        question = None if self._alone else self._question(slots, left, late)
-        choice = PLAIN if question is None else self._held.find(question)
+        question = self._question(slots, left, late)
+        choice = self._held.find(question)
         if choice is None:
             return None
-        if not (choice.drafts or probed or self._alone) and self._round >= self._resting:
+        if not (choice.drafts or probed) and self._round >= self._resting:
             self._held.drop()  # what was waited for may be tried
             return None
-        if question is not None:
-            self._adopt(choice)
+        self._adopt(choice)
         if not choice.drafts:
             self._now = choice
             self._rest(slots)
-        elif question is not None and self._probes.now is None:
+        elif self._probes.now is None:
             until = self._held.due(question)
             if question.alike:
                 until = min(until, self._parts)
@@ -382,10 +385,11 @@ class Controller:
 
     def looks(self) -> list[int]:
         """Drafters without a model that are worth looking at in this round."""
-        paid, looked = self._paid, self._looks.take(self._round, self._paid)
+        paid = self._paid
+        looked = self._looks.take(self._round, paid)
         for i in looked:
             if self._chosen.plain or (self._alone and self._looks.seldom(i, paid)):
-                self._probes.look(self._prices.look(i))
+                self._probes.look(self._prices.look(i, self._batch))
         return looked
 
     @property
@@ -403,24 +407,24 @@ class Controller:
         self._comes_upon(asks)
         question = self._question([a.slot for a in asks], asks[0].left, late(asks[0].lags), asks)
         nothing = self._alone and not (question.kind or self._fixed)  # is there to choose
-        choice = PLAIN if nothing else self._held.find(question)
-        self.thought = choice is None
+        held = PLAIN if nothing else self._held.find(question)
+        self.thought = held is None
+        choice, tried = held or PLAIN, False
         if nothing:
-            tried = False
-        elif choice is None:
+            if len(self._news) >= _SOME:
+                self._learn()  # what looks take, at least
+        elif held is None:
             began = self._held.begin(question)
             self._learn()
             before = self._held.before(question) if question.alike else None
             choice, tried = self._choose(asks, crowded, before or self._chosen)
             self._held.keep(question, choice, began)
         else:
-            tried = False
-            self._adopt(choice)
-        assert choice is not None
-        self._now = choice
+            self._adopt(held)
         if tried:
             self._now, picks = PLAIN, self._trial(asks)
         else:
+            self._now = choice
             k = self._varied([a.slot for a in asks], choice) if choice.drafts else choice.k
             picks = self._options.assign(asks, choice.member, k)
             looked = {i for a in asks for i in a.offers}
@@ -459,7 +463,7 @@ class Controller:
         Args:
             last: what was chosen before, which is kept if it is nearly as fast.
         """
-        self._batch = n = len(asks)
+        n = self._batch
         self._resting, self._timing = 0, False
         if not self._asked:
             return PLAIN, False
@@ -469,7 +473,7 @@ class Controller:
         options = self._options.of_all(asks, worth, last, worths)
         first = options[0]
         unaided = max(float(o.unaided.max()) for o in options)
-        self._looks.priced(n, unaided)
+        self._looks.priced(unaided)
         plain, looked = float(first.seconds[0]), any(a.offers for a in asks)
         if looked:
             first.seconds[0] += self._prices.compared(n)  # with the text, what is not taken
@@ -558,6 +562,7 @@ class Controller:
         """Until there is credit for a probe, or it is time for a look."""
         if self._fixed:
             return
+        self._timing = False
         plain = self._prices.plain(len(slots))
         if self._purse.empty:
             self._pause_for(slots, self._purse.rounds(plain))
@@ -692,7 +697,7 @@ class Controller:
                 looked.gaps.outside(saved, seconds)
             if spent.reading:
                 self._purse.read(spent.reading, plain)
-            chose = self._chosen.k > 0 and self._probes.now is None
+            chose = any(picks) and self._probes.now is None
             self._purse.spent(seconds, saved, plain, chose)
             self._lost += seconds - saved
             own = self._answered is not None and not self._answered.alike
@@ -748,14 +753,15 @@ class Controller:
         found = []
         for m, member in enumerate(self.members):
             alpha, tokens = self._estimates.overall(m)
-            seconds = prices.draft(m, n) + prices.look(m) + prices.rest(prices.rows(m), n, m)
+            look = prices.look(m, n)
+            seconds = prices.draft(m, n) + look + prices.rest(prices.rows(m), n, m)
             speedups = tokens * plain / np.maximum(seconds, 1e-9)
             k = int(speedups[1:].argmax()) + 1
-            step = prices.look(m) if member.instant else float(prices.draft(m, n)[k]) / k
+            step = look if member.instant else float(prices.draft(m, n)[k]) / k
             speedup = float(speedups[k]) if alpha and plain else None
             rounds, fast = prices.rounds[m], member.instant
             found.append(Estimate(member.name, fast, k, speedup, tuple(alpha), step, rounds))
-        m, k, passed, long = self._chosen[:4]
+        m, k, passed, long = (PLAIN if self._purse.empty else self._chosen)[:4]
         names = [self.members[i].name for i in ([m] if m >= 0 else self._instant)]
         share = self._probes.seconds / prices.seconds if prices.seconds else 0.0
         who = "+".join(names) if k and names else None

@@ -51,7 +51,7 @@ class Looks:
         self._let_down: dict[int, tuple[int, int]] = {}  # until when nobody is eager, for how long
         self._right = [0.0] * len(members)  # running means of tokens that were right
         self._lasts = _LATELY if len(self._instant) == len(members) else _AMONG
-        self._batch = 1  # sequences of the last choice
+        self._batch = 1
         self._unaided = 1.0  # the best rate without looks, times plain decoding's
         self._rows = np.arange(1.0, 2 + max(m.most for m in members))
         self._passes: Sequence[float] = ()  # seconds of the target's, by K, worked out if needed
@@ -96,25 +96,30 @@ class Looks:
         """In how many rounds it is looked at once."""
         if self._always or self._looked[i] < _SETTLED:
             return 1
-        plain = self._prices.plain(self._batch)
-        look = self._prices.look(i) + self._prices.compared(self._batch)
+        prices, n = self._prices, self._batch
+        plain, compared = prices.plain(n), prices.compared(n)
+        look = prices.look(i, n) + compared
         if self._worth[i] * plain > look:
             return 1
         rare = max(_PAUSE, int(look / (_LOOKS * plain)))
         if rare > LATE:
-            look = self._prices.look(i, late=True) + self._prices.compared(self._batch)
+            look = prices.look(i, n, late=True) + compared
             rare = max(LATE, int(look / (_LOOKS * plain)))
         return min(rare, 2 * _PAUSE) if paid else rare  # instead of plain decoding it is worth more
 
     # --- what came of it -----------------------------------------------------------
 
-    def priced(self, batch: int, unaided: float) -> None:
-        """A choice was made for so many sequences.
+    def of(self, batch: int) -> None:
+        """From this round on there are so many sequences."""
+        self._batch, self._passes = batch, ()
+
+    def priced(self, unaided: float) -> None:
+        """A choice was made.
 
         Args:
             unaided: its rate if nobody were looked at, times plain decoding's.
         """
-        self._batch, self._unaided, self._passes = batch, unaided, ()
+        self._unaided, self._passes = unaided, ()
 
     def new_text(self) -> None:
         """Another one begins."""
@@ -122,9 +127,10 @@ class Looks:
 
     def count(self, looked: Collection[int], gain: float, round_: int) -> None:
         """By how much looks at these have raised the best rate."""
+        n = self._batch
         for i in looked:
             self._looked[i] += 1
-            if gain and gain * self._prices.plain(self._batch) >= self._prices.look(i):
+            if gain and gain * self._prices.plain(n) >= self._prices.look(i, n):
                 self._let_down.pop(i, None)
             elif i in self._early:
                 rounds = 2 * self._let_down.get(i, (0, 1))[1]
@@ -155,5 +161,6 @@ class Looks:
         if accepted < REPEATS:
             return False
         self._passes = self._passes or self._prices.rest(self._rows, n).tolist()
-        seconds = self._prices.look(i) + self._passes[min(round(right[i]), len(self._passes) - 1)]
+        drafted = min(round(right[i]), len(self._passes) - 1)
+        seconds = self._prices.look(i, n) + self._passes[drafted]
         return (right[i] + 1) * self._prices.plain(n) > self._unaided * seconds

@@ -48,6 +48,7 @@ class Prices:
         self._draft = [StepTimes(self._pace) for _ in members]
         self._nodes: list[dict[int, float]] = [{} for _ in members]  # by K, of those drafted
         self._rows = [self._ks + 1 for _ in members]
+        # of a single sequence each
         self._look, self._late = [Mean() for _ in members], [Mean() for _ in members]
         self.reading = [Mean() for _ in members]
         self._compared: dict[int, float] = {}
@@ -78,15 +79,15 @@ class Prices:
         """More of a round in which nobody drafts, if what was proposed is judged by the text."""
         return max(0.0, self._compared.get(batch, 0.0))
 
-    def look(self, member: int, late: bool = False) -> float:
-        """Of a look-up.
+    def look(self, member: int, batch: int, late: bool = False) -> float:
+        """Of a look-up for so many sequences, one after the other.
 
         Args:
             late: behind a pause, with much to read before. Were looks that became rare taken to
                 cost that always, they would remain so.
         """
         seldom, often = self._late[member], self._look[member]
-        return (seldom if seldom.count and (late or not often.count) else often).value
+        return batch * (seldom if seldom.count and (late or not often.count) else often).value
 
     def longest(self, member: int, batch: int) -> int:
         """The largest K that it has drafted for so many sequences."""
@@ -175,7 +176,7 @@ class Prices:
         rows, seconds = spents[0].rows, _usual([spent.rest for spent in spents])
         for spent in spents:
             for i, look in spent.looks.items():
-                (self._late if i in spent.late else self._look)[i].add(look)
+                (self._late if i in spent.late else self._look)[i].add(look / batch)
         longest: dict[int, int] = {}
         for pick in picks:
             if pick is not None:
