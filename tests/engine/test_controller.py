@@ -198,6 +198,22 @@ def test_what_drafting_costs_the_plain_rounds_behind_it_is_paid_for_too(monkeypa
     assert loss() > 1.03
 
 
+def hardly_at_a_loss() -> float:
+    """Drafts of one token that lose a few per cent, where the plain rounds right behind them take
+    longer than plain decoding does: the time of texts over that of plain decoding."""
+    machine = Machine(target, [5.0], reading=[0.02], after=(1.15, 1.1, 1.08, 1.05, 1.03, 1.02))
+    worlds = [World(machine, [MODEL], [steady(a)], seed=i) for a in (0.46, 0.49) for i in SEEDS]
+    return float(np.mean([generate(w, still(), 500, 6).pace() for w in worlds])) / target(1)
+
+
+def test_plain_decoding_is_not_timed_by_the_first_rounds_behind_a_draft(monkeypatch):
+    """Drafts seem to pay beside those."""
+    assert hardly_at_a_loss() < 1.025
+    monkeypatch.setattr(controller, "_MORE_TIMED", 0)
+    monkeypatch.setattr(aftermath.Aftermath, "rounds", 0)
+    assert hardly_at_a_loss() > 1.033
+
+
 def behind_reading() -> float:
     """The time of short texts, over plain decoding's, of which the first tokens are easy to draft
     and no others: to read the prompt takes longer than is gained then."""
@@ -654,7 +670,7 @@ def test_a_look_that_does_not_pay_is_taken_seldom(bottomless):
         run = generate(world, control)
         counts.append(sum(s > 10.5 for s in run.seconds) / len(run.seconds))
     assert counts[0] < 0.15
-    assert counts[1] > 0.95  # all but those that time plain decoding
+    assert counts[1] > 0.9  # all but those that time plain decoding
 
 
 def test_rounds_in_which_nobody_may_be_drafted_for_gain_nothing():

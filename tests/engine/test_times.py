@@ -292,6 +292,22 @@ def test_rows_of_trees_are_learned():
     assert prices.rows(0)[:6].tolist() == [1, 5, 9, 21, 33, 41]
 
 
+def test_plain_rounds_so_soon_behind_a_draft_count_only_if_nothing_else_is_known():
+    prices = Prices([MODEL], 8)
+    prices.rested(1, [10.0] * 4)
+    for _ in range(3):
+        prices.rested(1, [15.0, 13.0, 12.0, 10.0, 10.0], behind=3)
+    assert prices.plain(1) == pytest.approx(10.0, rel=0.05)
+    assert prices.seconds == 40 + 3 * 60  # they are part of all time, though
+    assert prices.plain_rounds() == 1
+    prices.rested(1, [15.0, 13.0, 12.0, 10.0, 10.0, 10.0], behind=3)
+    assert prices.plain_rounds() == 2
+    assert prices.plain(1) == pytest.approx(10.0, rel=0.05)
+    new = Prices([MODEL], 8)
+    new.rested(1, [15.0, 13.0, 12.0], timing=True, behind=6)
+    assert new.plain(1) > 11
+
+
 def test_what_is_looked_at_and_read_is_paid_for():
     prices = Prices([MODEL, LOOK], 8)
     told(prices, [None], 1, looks={1: 0.5}, reading=3.0)

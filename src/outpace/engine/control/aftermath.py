@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-_BEHIND, _LASTS = 6, 8
-"""Rounds that may, and times over which the mean is taken."""
+_BEHIND, _MUCH, _LASTS = 6, 3, 8
+"""Rounds that may, those of them that take much longer, and times over which the mean is taken."""
 
 _FAINT = 0.5
 """Plain rounds of it that do not count: noise is never less than nothing."""
@@ -33,6 +33,11 @@ class Aftermath:
     def drafted(self, probe: bool) -> None:
         """A round is over in which somebody drafted."""
         self.probe, self.tail = probe, []
+
+    @property
+    def rounds(self) -> int:
+        """How many of those that follow take much longer."""
+        return 0 if self.probe is None else max(0, _MUCH - len(self.tail))
 
     def followed(self, seconds: float) -> None:
         """One is over in which nobody did."""

@@ -66,6 +66,11 @@ _COMPARED = 8
 _AFRESH = 32
 """Rounds of a new sequence, at most, in which nothing is tried because that did not pay before."""
 
+_MORE_TIMED, _FREE = 3, 0.5
+"""Plain rounds that are timed beyond the least number, as long as they lose no more than so much of
+one: the first three behind a draft take 3 to 15 % longer than plain decoding does. Where drafts
+hardly pay, that decides."""
+
 _BEHIND = 3
 """Rounds behind a prompt that take longer than others, as what they need was driven out of the
 processor's caches: by half, a third and a tenth, on the shipped pair."""
@@ -261,7 +266,7 @@ class Controller:
             self._rested = []  # too few behind a prompt to tell what one takes
             return
         timing = self._timing or not self._prices.plain_rounds()
-        self._prices.rested(n, self._rested, timing)
+        self._prices.rested(n, self._rested, timing, self._aftermath.rounds)
         self._probes.timed(self._round, n)
         plain = self._prices.plain(n)
         lost, probed = self._aftermath.counted(self._rested, plain)
@@ -605,13 +610,15 @@ class Controller:
     ) -> bool:
         """Whether to try something instead of the best choice, as there is time for it."""
         n = len(asks)
-        lost = (1 + LEAST_TIMED) * (float(options[0].seconds[0]) - plain / speed)
+        each = max(float(options[0].seconds[0]) - plain / speed, 1e-9)  # that a plain round loses
+        rounds = LEAST_TIMED + min(int(_FREE * plain / each), _MORE_TIMED)
+        lost = (1 + rounds) * each
         if choice.k and not self._fixed and self._probes.time_plain(self._round, n, lost, plain):
-            self._pause_for([a.slot for a in asks], LEAST_TIMED)
+            self._pause_for([a.slot for a in asks], rounds)
             self._timing, self._probes.now = True, None
             return True
-        each = np.ones(self.most + 1) if worths is None else worths
-        most = plain * each.cumsum()[np.minimum(np.arange(self.most + 1), self._asked)]
+        weights = np.ones(self.most + 1) if worths is None else worths
+        most = plain * weights.cumsum()[np.minimum(np.arange(self.most + 1), self._asked)]
         found = self._candidates(asks, options, choice.member, speed, plain, most)
         return self._probes.choose(self._round, found, speed, choice.plain) is not None
 

@@ -14,7 +14,8 @@ from .times import HOPE, Mean, Pace, RowTimes, StepTimes
 
 LEAST_TIMED, _MOST_TIMED = 3, 12
 """Rounds of plain decoding that are timed together: at least, and at most as long as they become
-faster. Of the last ones, no more than the first number, the median is taken, not the mean."""
+faster. Of the last two thirds, but no fewer than the first number, the median is taken, not the
+mean."""
 
 _FASTER = 0.9
 """Times as long as the rounds before. Behind a prompt the first rounds take up to twice as long."""
@@ -132,23 +133,27 @@ class Prices:
         """A drafter has read what it lacked of a text."""
         self.reading[member].add(seconds / max(1, tokens))
 
-    def rested(self, batch: int, seconds: Sequence[float], timing: bool = False) -> None:
+    def rested(
+        self, batch: int, seconds: Sequence[float], timing: bool = False, behind: int = 0
+    ) -> None:
         """What rounds of plain decoding took, one after the other.
 
         Args:
-            timing: whether the last ones, which have `settled`, are to count.
+            timing: whether the last two thirds, which have `settled`, are to count.
+            behind: how many of them are so soon behind a draft that they may take longer.
         """
         self._age += len(seconds)
-        last = seconds[-LEAST_TIMED:]
-        usual = (
-            statistics.median_low(last)
-            if timing or len(seconds) <= LEAST_TIMED
-            else _usual(seconds)
-        )
+        self.seconds += sum(seconds)
+        if timing:
+            usual = statistics.median_low(seconds[-max(LEAST_TIMED, 2 * len(seconds) // 3) :])
+        else:
+            last = seconds[behind:]
+            if behind and len(last) < LEAST_TIMED:
+                return
+            usual = statistics.median_low(last) if len(last) <= LEAST_TIMED else _usual(last)
         self._plain.add(batch, 1, usual)
         self._rest.add(1, batch, usual)
         self._plains.clear()
-        self.seconds += sum(seconds)
 
     def add(
         self,
