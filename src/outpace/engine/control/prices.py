@@ -140,7 +140,8 @@ class Prices:
 
         Args:
             timing: whether the last two thirds, which have `settled`, are to count.
-            behind: how many of them are so soon behind a draft that they may take longer.
+            behind: how many of them are so soon behind a draft that they take longer: unless this
+                is timing, they do not count, nor do too few that follow on them.
         """
         self._age += len(seconds)
         self.seconds += sum(seconds)
