@@ -23,7 +23,8 @@ prompt counts, whenever it reads.
 Hostile drafters: "random" has the draft's shape and random weights, "self" is the target itself,
 as dear as it is. "two loads" takes its prompts from "data" first and then from "free".
 Requests have no seed unless --seeded. Every repeat takes the same prompts; the engines stay, but
-drafters forget the texts, and "cold" is the first repeat alone, in which nothing is known.
+drafters forget the texts, and "cold" is the first repeat alone, in which nothing is known. (On CUDA
+"grid" has one before that, which does not count: graphs are recorded in it.)
 "best" and "drafters" run --engines of those that choose, as what one learns first stays with it:
 their mean is held against the best. A fixed K that took a tenth longer than the best of them in two
 repeats is out of the others. What memory an engine gets makes it faster or slower than another for
@@ -149,6 +150,11 @@ class Bench:
         """Whose drafters it finds itself."""
         return Assembly(self._model, max_batch=1).load()
 
+    @property
+    def records(self) -> bool:
+        """Whether engines record graphs when they come upon a size: that is no part of a pace."""
+        return self.target.device.type == "cuda"
+
     def prompts(self, load: str, count: int) -> list[list[int]]:
         assert self.tokenizer is not None
         if load == TWO_LOADS:
@@ -256,6 +262,8 @@ def grid(bench: Bench) -> Iterator[dict[str, Any]]:
                     fixed = {f"K={k}": bench.generator(name, k, batch) for k in o.k}
                     spent: Spent = {}
                     prefill: Spent = {}
+                    if bench.records:
+                        bench.seconds(runs | fixed, prompts, temperature, 1)
                     for done in range(MOST * o.repeats):
                         if done >= o.repeats and not doubtful(both(spent)):
                             break

@@ -316,3 +316,28 @@ def test_what_runs_between_a_look_and_the_pass_is_part_of_the_round(instant, mon
     for spent in found[:-1]:  # nothing may be drafted in the last one
         assert (spent.draft > 0) is not instant
         assert (spent.rest > 10) is instant
+
+
+def test_what_is_told_of_a_round_and_of_texts_that_end_is_paid_for(monkeypatch):
+    """Plain decoding takes none of it, by no clock that stops before."""
+    tick, found = ticking(monkeypatch), []
+    monkeypatch.setattr("outpace.engine.drafting.time", SimpleNamespace(perf_counter=tick))
+
+    class Tells(Script):
+        def spent(self, picks, spent):
+            found.append(spent)
+            tick(10.0)
+            super().spent(picks, spent)
+
+        def close(self, slot):
+            tick(100.0)
+            super().close(slot)
+
+    engine = Engine(CYCLE, Notes(instant=True))
+    Tells(engine, lambda n: Pick(0, 2))
+    run(engine)
+    first, rounds = found[0], len(found)
+    run(engine)
+    assert all(spent.rest > 10 + first.rest / 2 for spent in found[1:])
+    assert first.rest < 10
+    assert [i for i, spent in enumerate(found) if spent.choosing > 100] == [rounds]

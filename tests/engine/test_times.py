@@ -308,6 +308,24 @@ def test_plain_rounds_so_soon_behind_a_draft_count_only_if_nothing_else_is_known
     assert new.plain(1) > 11
 
 
+def test_a_few_measurements_of_plain_decoding_tell_what_it_takes(monkeypatch):
+    """What drafts alone take longer is taken for the machine's pace at first."""
+
+    def believed() -> float:
+        prices = Prices([MODEL], 8)
+        for _ in range(4):
+            prices.rested(1, [10.0] * 4, timing=True)
+        told(prices, [Pick(0, 4)], 5, rest=11.0, count=60)
+        for _ in range(4):
+            told(prices, [Pick(0, 4)], 5, rest=13.2, count=200)
+            prices.rested(1, [10.0] * 6, timing=True)
+        return prices.plain(1)
+
+    assert believed() < 10.2
+    monkeypatch.setattr("outpace.engine.control.prices.TOGETHER", 0.2)
+    assert believed() > 10.25
+
+
 def test_what_is_looked_at_and_read_is_paid_for():
     prices = Prices([MODEL, LOOK], 8)
     told(prices, [None], 1, looks={1: 0.5}, reading=3.0)

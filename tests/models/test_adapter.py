@@ -47,6 +47,7 @@ def off(a, b):
 def test_logits_are_the_models_own(saved, name):
     model, ids = saved(name).load(), text(90)
     assert isinstance(model, TransformersAdapter)
+    assert model.weight_bytes == sum(p.nbytes for p in saved(name).hf.parameters())
     assert off(in_blocks(model, ids, 17, 1, 5, 4, 1, 12), plain(saved(name).hf, ids)) <= 1e-4
 
 

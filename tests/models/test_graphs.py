@@ -50,6 +50,7 @@ def test_logits_are_those_of_transformers(graphed, checkpoint, name):
     model, ids = graphed(name), text(40)
     assert off(in_blocks(model, ids, 7, 1, 5, 4, 1, 12), plain(checkpoint(name).hf, ids)) <= 1e-4
     assert model._record.recorded == 1  # one shape for all of them
+    assert model.weight_bytes == model.decoder.weight_bytes > 0
     assert model._record.replayed == 9
 
 

@@ -137,6 +137,15 @@ def test_half_precision_is_near_full_precision(saved, name, dtype):
     assert 0 < off(logits, full) <= bound * full.abs().max().item()
 
 
+@pytest.mark.parametrize("name", ["llama-tied-gqa", "mistral-window"])
+def test_it_tells_what_its_matrices_take(checkpoint, name):
+    """On a CPU a head that is tied is packed beside the embedding."""
+    one = replace(checkpoint(name), compile=False)
+    matrices = [p for p in one.hf.parameters() if p.dim() == 2]
+    packed = one.hf.config.tie_word_embeddings * one.hf.get_output_embeddings().weight.nbytes
+    assert one.load("fp32").weight_bytes == sum(p.nbytes for p in matrices) + packed
+
+
 def test_taps_are_the_hidden_states_of_transformers(saved):
     one, ids = saved("qwen3"), text(12)
     normed = []

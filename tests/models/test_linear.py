@@ -223,6 +223,10 @@ def test_a_bf16_checkpoint_in_fp32_keeps_logits_and_rows(tmp_path, packed_half):
     model.save_pretrained(tmp_path)
     lean, ids = load_model(inspect_checkpoint(tmp_path), "fp32", "cpu", compile=False), text(40)
     assert packed_half.count((1280, 640)) == packed_half.count((640, 640)) == 3
+    matrices = sum(p.nbytes for p in model.parameters() if p.dim() == 2)
+    tied = model.config.tie_word_embeddings * model.lm_head.weight.nbytes  # packed beside it
+    saved = sum(2 * out * size for out, size in packed_half)
+    assert lean.weight_bytes == matrices + tied - saved
     blocks = in_blocks(lean, ids, 5)
     assert (blocks - plain(model, ids)).abs().max() <= 1e-4
     assert torch.equal(blocks, in_blocks(lean, ids, 1))

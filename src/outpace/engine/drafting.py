@@ -7,6 +7,7 @@ the target's features of all): the rest it reads when it drafts again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -80,6 +81,9 @@ class Drafting:
         self._late: set[int] = set()  # of those looked at, who had much to read before
         self._ran = False  # whether one with a model has drafted
         self._comparing = 0  # proposals that the text has not judged yet
+        # seconds behind a round that are no part of it by the engine's clock: what was told of the
+        # last one, and of texts that have ended since
+        self._telling = self._closing = 0.0
         self.rests = False
         """Whether in this round nobody drafts, nor is told anything but what it took."""
         self._counts = True  # that, for the controller
@@ -97,6 +101,7 @@ class Drafting:
                 slot.read[m] = len(context.tokens)
 
     def close(self, slot: int) -> None:
+        began = time.perf_counter()
         if self.controller is not None:
             self.controller.close(slot)
         if slot in self._slots:  # its prompt was read
@@ -104,6 +109,7 @@ class Drafting:
             self._comparing -= len(closed.proposals)
             for m in closed.read:
                 self.members[m].close(slot)
+        self._closing += time.perf_counter() - began
 
     # --- a round ------------------------------------------------------------------
 
@@ -381,6 +387,7 @@ class Drafting:
         """What the round took, in seconds; of it reading and choosing, which are no drafting."""
         if self.controller is None:
             return 0.0, 0.0
+        began = time.perf_counter()
         looks: dict[int, float] = {}
         draft = laps.get(DRAFT, 0.0) if self._ran else 0.0
         choosing, reading = laps.get(CHOOSE, 0.0), 0.0
@@ -392,9 +399,10 @@ class Drafting:
                 self.controller.read(lap.member, lap.read, seconds)
             else:
                 looks[lap.member] = seconds
-        rest = whole - choosing - draft - reading - sum(looks.values())
-        spent = Spent(looks, draft, reading, rest, rows, choosing, self._late)
+        rest = whole + self._telling - choosing - draft - reading - sum(looks.values())
+        spent = Spent(looks, draft, reading, rest, rows, choosing + self._closing, self._late)
         self.controller.spent(self._picks, spent)
+        self._telling, self._closing = time.perf_counter() - began, 0.0
         return reading, choosing
 
 

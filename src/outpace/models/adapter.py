@@ -91,6 +91,11 @@ class TransformersAdapter:
         dtype: torch.dtype = self._model.dtype
         return dtype
 
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the parameters take."""
+        return sum(p.nbytes for p in self._model.parameters())
+
     def doubt(self, batch: int, rows: int, branched: bool) -> float:
         return rounding_doubt(self.dtype)
 

@@ -130,6 +130,11 @@ class GraphedDecoder:
     def resumes(self) -> bool:
         return self._record is None
 
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the matrices take."""
+        return self.decoder.weight_bytes
+
     def part(self, layers: Sequence[int], adapter: Adapter | None = None) -> GraphedDecoder:
         return GraphedDecoder(self.decoder.part(layers, adapter), self._record)
 

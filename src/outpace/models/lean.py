@@ -109,10 +109,11 @@ class LeanDecoder:
                 self._layers.append(layer)
                 progress()
             self._head = head.result() if head is not None else make_head()
-        self._agreeing_rows = min(
-            linear.agreeing_rows
-            for linear in (self._head, *(n for layer in self._layers for n in layer.linears))
-        )
+        linears = [self._head, *(n for layer in self._layers for n in layer.linears)]
+        self._agreeing_rows = min(linear.agreeing_rows for linear in linears)
+        self._weight_bytes = sum(linear.weight_bytes for linear in linears)
+        if aside or not config.tied:
+            self._weight_bytes += self._embedding.nbytes
         self._rope = inverse_frequencies(config.rope, config.head_dim, config.context_length)
         self._angles = self._table(min(config.context_length, 4096))
         self._fold = config.heads // config.kv_heads
@@ -139,6 +140,11 @@ class LeanDecoder:
     @property
     def resumes(self) -> bool:
         return True
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the matrices take."""
+        return self._weight_bytes
 
     def part(self, layers: Sequence[int], adapter: Adapter | None = None) -> LeanDecoder:
         part = copy.copy(self)

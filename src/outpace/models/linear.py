@@ -176,10 +176,11 @@ def _try_rows(
         return 0
 
 
-def _pack(weight: Tensor, bias: Tensor | None) -> tuple[Packed, float]:
-    """What multiplies, and up to how many rows alike."""
+def _pack(weight: Tensor, bias: Tensor | None) -> tuple[Packed, float, int]:
+    """What multiplies, up to how many rows alike, and the bytes of an element."""
+    size = weight.element_size()
     if not prepacking_available(weight.device, weight.dtype):
-        return lambda x: F.linear(x, weight, bias), 1
+        return lambda x: F.linear(x, weight, bias), 1, size
     kind = *weight.shape, weight.dtype
     packings: list[Packing] = [pack_onednn]
     if weight.dtype == torch.float32:
@@ -187,7 +188,7 @@ def _pack(weight: Tensor, bias: Tensor | None) -> tuple[Packed, float]:
         packings = [pack_onednn, pack_mkl] if large else [pack_mkl, pack_onednn]
         half = weight.numel() >= _HALF_AT_LEAST and math.isinf(agreeing_rows(pack_half, *kind))
         if half and fits_half(weight):
-            return pack_half(weight, bias), math.inf
+            return pack_half(weight, bias), math.inf, torch.half.itemsize
     rows, pack = 0.0, packings[0]
     for other in packings:
         agreeing = agreeing_rows(other, *kind)
@@ -195,7 +196,9 @@ def _pack(weight: Tensor, bias: Tensor | None) -> tuple[Packed, float]:
             rows, pack = agreeing, other
         if math.isinf(rows):
             break
-    return (pack(weight, bias), rows) if rows else (lambda x: F.linear(x, weight, bias), 1)
+    if not rows:
+        return lambda x: F.linear(x, weight, bias), 1, size
+    return pack(weight, bias), rows, size
 
 
 class Linear:
@@ -203,9 +206,12 @@ class Linear:
 
     agreeing_rows: float
     """Up to how many rows at once each gets the bits it gets alone."""
+    weight_bytes: int
+    """Memory that W takes."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._packed, self.agreeing_rows = _pack(weight, bias)
+        self._packed, self.agreeing_rows, size = _pack(weight, bias)
+        self.weight_bytes = size * weight.numel()
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._packed(x)

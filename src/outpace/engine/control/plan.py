@@ -101,7 +101,8 @@ class Spent(NamedTuple):
         draft: of the drafter with a model that drafted, if one did; `reading` what it lacked.
         rest: of all else.
         rows: of the target's pass.
-        choosing: of the choice; behind looks as far as it was thought about.
+        choosing: of the choice; behind looks as far as it was thought about. What ending texts took
+            since the round before is in it, too.
         late: of those that were looked at, who had much to read before.
     """
 

@@ -27,6 +27,9 @@ _FIRST, _NOISE = 0.5, 0.2
 """Standard deviations of the logarithm of a size's first measurement, and of the others until it is
 known how much they vary."""
 
+TOGETHER = 0.05
+"""The same of what is taken of some rounds that are timed one after the other."""
+
 _LEAST = 0.03
 """They are not taken to vary less."""
 
@@ -216,6 +219,8 @@ class Times(ABC):
 
     Args:
         pace: the machine's.
+        noise: how much measurements vary, until that is known: a standard deviation of the
+            logarithm.
     """
 
     rows: ClassVar[bool]
@@ -225,13 +230,13 @@ class Times(ABC):
     _fits: ClassVar[Sequence[int]] = (_WARM, _WINDOW)
     """Measurements of a size with which it shows more of the shape."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, noise: float = _NOISE) -> None:
         self._pace, self._clock = pace, pace.clock
         self._cells: dict[int, dict[int, _Cell]] = {}  # by sequences and size
         self._walks: dict[tuple[int, int | None], _Walk] = {}
         self._tables: dict[tuple[int, float], tuple[Floats, Floats]] = {}  # sizes from 0, seconds
         self._fresh = 0, 0  # measurements and rounds until which that is as good as new
-        self._guess, self._noise = 0.0, _NOISE * _NOISE
+        self._guess, self._noise = 0.0, noise * noise
         self.rise = 0.0
         """The logarithm of what one behind a smaller size takes longer."""
         self.measured = 0
@@ -355,8 +360,8 @@ class RowTimes(Times):
     rows = True
     _fits = (1, 2, _WARM, _WINDOW)
 
-    def __init__(self, pace: Pace, like: RowTimes | None = None) -> None:
-        super().__init__(pace)
+    def __init__(self, pace: Pace, like: RowTimes | None = None, noise: float = _NOISE) -> None:
+        super().__init__(pace, noise)
         self._row = _ROW
         self._like, self._seen = like, _ROW
 
