@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .plan import Told
+from .purse import ONCE
 
 SHARE = 0.01
 """Of the time that probes may take."""
@@ -224,7 +225,7 @@ class Probes:
         self._timings = min(self._timings + _TIMING * seconds, _TIMINGS[1] * plain)
         self.gains = min(self.gains + _OF_GAINS * max(0.0, saved - seconds), most)
         if self.now is not None:
-            lost = seconds - saved / self.now.speed
+            lost = min(seconds - saved / self.now.speed, ONCE * plain)
             self.count += 1
             self.seconds += lost
             gains = min(self.gains, max(0.0, lost)) if self.now.by_gains else 0.0

@@ -23,7 +23,7 @@ _HOLDS = 24, 64
 _AGAIN = 12
 """Plain rounds that it holds at least when a temperature is new."""
 
-_ONCE, _OWES = 4.0, 4.0
+ONCE, _OWES = 4.0, 4.0
 """Plain rounds that a round may lose as far as it counts, and that may be owed at most: what runs
 for the first time takes long, and machines have hiccups."""
 
@@ -63,7 +63,7 @@ class Purse:
             paid: whether it was thought to pay.
         """
         before = _HOLDS[0] * plain if self.seconds is None else self.seconds
-        more = SHARE * seconds - min(seconds - saved, _ONCE * plain)
+        more = SHARE * seconds - min(seconds - saved, ONCE * plain)
         back = min(max(more, 0.0), self.owed)
         self.owed -= back
         after = before + more - back

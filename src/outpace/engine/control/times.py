@@ -42,6 +42,10 @@ _COLD = 1.0
 _LONG = 0.4
 """A measurement counts as no more than so much above what is known, in logarithms."""
 
+_BEYOND = 2.0
+"""The same of the very first, beside a guess: what runs for the first time may take a hundred times
+as long, as where a GPU's graph is recorded, and would seem too dear to be tried again."""
+
 _DRIFT = 2e-6
 """Variance that an estimate gains with each round in which it is not measured; at most
 `_FORGOTTEN`."""
@@ -263,7 +267,7 @@ class Times(ABC):
                 processor's caches then, as it would be were it always so.
         """
         value = math.log(max(seconds, 1e-9)) - (self.rise if risen else 0.0)
-        cells, now = self._cells.setdefault(batch, {}), self._clock()
+        cells, now = self._cells.get(batch, {}), self._clock()
         if size in cells:
             error = cells[size].add(value, self._pace, self._noise)
             if cells[size].count > _WARM:
@@ -271,11 +275,12 @@ class Times(ABC):
                 if risen:
                     self.rise = min(max(0.0, self.rise + error / _RISES), _MOST_RISE)
         else:
-            if cells:
-                value = min(value, math.log(max(self.one(size, batch), 1e-9)) + _LONG)
+            if cells or (self._guess > 0 and not self.measured):
+                above = _LONG if cells else _BEYOND
+                value = min(value, math.log(max(self.one(size, batch), 1e-9)) + above)
             value -= self._pace.value
             cells[size] = _Cell(value, (_FIRST if self.measured else _COLD) ** 2, now)
-            self._fresh = 0, 0
+            self._cells[batch], self._fresh = cells, (0, 0)
         self.measured += 1
         if cells[size].count in self._fits:
             self._fit(batch)
