@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from running import alone, append, feed, greedy, in_blocks, keep, path_to, plain, text, together
 
 from checkpoints import LEAN
-from outpace import Generator
+from outpace import Generator, SamplingParams
 from outpace.drafters import ModelDrafter
+from outpace.engine.clock import Clock
 from outpace.models import base, graphs, prefill
 from outpace.models.graphs import ROWS, GraphedDecoder, reach
 from outpace.models.lean import LeanDecoder
@@ -214,6 +216,52 @@ def test_speculation_changes_no_bit(graphed, k):
     assert fast.token_ids == plain.token_ids
     assert [e.logprob for e in fast.tokens] == [e.logprob for e in plain.tokens]
     assert fast.stats.tokens_per_pass > 1
+
+
+class Slow(Recorder):
+    """That what is recorded takes long, by the clock of `ticking`."""
+
+    def __init__(self, tick):
+        super().__init__()
+        self.tick = tick
+
+    def __call__(self, run):
+        self.tick(1000.0)
+        return super().__call__(run)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_rounds_in_which_passes_are_recorded_are_no_measure_of_others(graphed, known, monkeypatch):
+    """They come again whenever a text has grown: drafts would seem too dear to be tried."""
+    now = [0.0]
+
+    def tick(seconds=1.0):
+        now[0] += seconds
+        return now[0]
+
+    for module in ("clock", "drafting"):
+        time = SimpleNamespace(perf_counter=tick)
+        monkeypatch.setattr(f"outpace.engine.{module}.time", time)
+    monkeypatch.setattr("outpace.drafters.model.share_of", lambda *models: 0.1)
+    if not known:
+        monkeypatch.setattr(Clock, "recorded", False)
+    long = "llama-tied-gqa-512", "Llama", {"max_position_embeddings": 512}
+    models = [graphed(*long) for _ in range(2)]
+    for model in models:
+        model._record = Slow(tick)
+    engine = Generator(models[0], ModelDrafter(models[1]), "auto", max_batch=1).engine
+    control = engine.controller
+    for seed in range(2):
+        engine.submit(
+            text(9, seed=seed), SamplingParams(max_new_tokens=300, temperature=0, eos_token_ids=())
+        )
+        while engine.busy:
+            engine.step()
+    control.report()
+    assert engine.stats.drafted_rounds > 20
+    assert sum(model._record.recorded for model in models) > 4
+    # one is in the very first round, beside which nothing is known
+    assert (control._prices.seconds < 2000) is known
 
 
 def test_outputs_are_the_callers(graphed):

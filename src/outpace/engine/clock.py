@@ -7,12 +7,15 @@ from collections.abc import Hashable
 
 import torch
 
+from ..models.graphs import RECORDINGS
+
 
 class Clock:
     """Laps by name. On CUDA they are events on the stream, read after the round's own sync."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._recordings = RECORDINGS.count
         self._began = time.perf_counter()
         self._marks: list[tuple[Hashable, float | torch.cuda.Event]] = [("", self._mark())]
 
@@ -35,6 +38,11 @@ class Clock:
             seconds = b - a if host else a.elapsed_time(b) / 1e3  # type: ignore[operator, union-attr, arg-type]
             found[name] = found.get(name, 0.0) + seconds
         return found
+
+    @property
+    def recorded(self) -> bool:
+        """Whether passes were recorded since the beginning, which takes long, and happens once."""
+        return RECORDINGS.count > self._recordings
 
     def whole(self) -> float:
         """Seconds since the beginning, by the host."""

@@ -377,14 +377,24 @@ class Drafting:
         self._comparing -= len(slot.proposals) - len(open_)
         slot.proposals = open_
 
-    def rested(self, seconds: float) -> None:
-        """What a round took in which it rests."""
+    def rested(self, seconds: float, once: bool = False) -> None:
+        """What a round took in which it rests.
+
+        Args:
+            once: as of `spent`.
+        """
         if self._counts:
             assert self.controller is not None
-            self.controller.rested(seconds)
+            self.controller.rested(seconds, once)
 
-    def spent(self, laps: Mapping[Hashable, float], whole: float, rows: int) -> tuple[float, float]:
-        """What the round took, in seconds; of it reading and choosing, which are no drafting."""
+    def spent(
+        self, laps: Mapping[Hashable, float], whole: float, rows: int, once: bool = False
+    ) -> tuple[float, float]:
+        """What the round took, in seconds; of it reading and choosing, which are no drafting.
+
+        Args:
+            once: whether something ran in it that runs but once, and takes long.
+        """
         if self.controller is None:
             return 0.0, 0.0
         began = time.perf_counter()
@@ -400,7 +410,7 @@ class Drafting:
             else:
                 looks[lap.member] = seconds
         rest = whole + self._telling - choosing - draft - reading - sum(looks.values())
-        spent = Spent(looks, draft, reading, rest, rows, choosing + self._closing, self._late)
+        spent = Spent(looks, draft, reading, rest, rows, choosing + self._closing, self._late, once)
         self.controller.spent(self._picks, spent)
         self._telling, self._closing = time.perf_counter() - began, 0.0
         return reading, choosing

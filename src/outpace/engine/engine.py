@@ -221,9 +221,10 @@ class Engine:
         read = chose = 0.0
         if self._drafting is not None:
             if self._drafting.rests:
-                self._drafting.rested(whole)
+                self._drafting.rested(whole, clock.recorded)
             else:
-                read, chose = self._drafting.spent(laps, whole, draft.tokens.shape[1] + 1)
+                rows = draft.tokens.shape[1] + 1
+                read, chose = self._drafting.spent(laps, whole, rows, clock.recorded)
         drafted = sum(laps.values()) - read - chose
         for stats in (self.stats, *(r.stats for r in running)):
             stats.spend(drafted, scored, whole - read)

@@ -37,6 +37,17 @@ ROWS = 16
 
 _FIRST_BUCKET = 256
 
+
+@dataclass(slots=True)
+class Recordings:
+    """How many passes this process has recorded. That takes up to a hundred times as long as they
+    do, and happens once: who times what runs has to know."""
+
+    count: int = 0
+
+
+RECORDINGS = Recordings()
+
 Run = Callable[[], None]
 Record = Callable[[Run], Callable[[], object]]
 """A function that reads tensors and writes others, to one that does the same again. The tensors
@@ -231,6 +242,7 @@ class GraphedDecoder:
 
     def _try_to_record(self, recorded: _Recorded, key: tuple[object, ...], run: Run) -> bool:
         assert self._record is not None
+        RECORDINGS.count += 1
         try:
             recorded.replays[key] = self._record(run)
         except torch.OutOfMemoryError:

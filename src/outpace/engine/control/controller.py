@@ -244,8 +244,14 @@ class Controller:
         self._begin()
         return True
 
-    def rested(self, seconds: float) -> None:
-        """What a round took in which each sequence emitted a token."""
+    def rested(self, seconds: float, once: bool = False) -> None:
+        """What a round took in which each sequence emitted a token.
+
+        Args:
+            once: as of `Spent`.
+        """
+        if once:
+            seconds = self._prices.plain(len(self._resters)) or seconds
         self._rows, self._cold = 1, max(0, self._cold - 1)
         self._rested.append(seconds)
         self._held.passed(seconds)
@@ -688,6 +694,8 @@ class Controller:
         saved = self._saved(plain) if any(picks) else plain
         risen, cold = spent.rows > self._rows, self._cold > 0 or spent.reading > spent.draft
         self._rows, self._cold = spent.rows, max(0, self._cold - 1)
+        if spent.once:
+            return
         self._news.append(_Round(picks, spent, saved, risen, cold))
         whole = spent.seconds
         self._held.passed(whole)

@@ -104,6 +104,8 @@ class Spent(NamedTuple):
         choosing: of the choice; behind looks as far as it was thought about. What ending texts took
             since the round before is in it, too.
         late: of those that were looked at, who had much to read before.
+        once: whether it has something in it that runs but once, as a GPU's graph is recorded. It
+            says nothing of others like it then, and whether it pays is not for it to show.
     """
 
     looks: Mapping[int, float]
@@ -113,6 +115,7 @@ class Spent(NamedTuple):
     rows: int
     choosing: float = 0.0
     late: Collection[int] = ()
+    once: bool = False
 
     @property
     def seconds(self) -> float:
