@@ -39,7 +39,7 @@ from outpace.engine.control.gaps import Gaps
 from outpace.engine.control.held import PLAIN, Choice, Held, Question
 from outpace.engine.control.looks import Looks
 from outpace.engine.control.prices import Prices
-from outpace.engine.control.probes import Probe
+from outpace.engine.control.probes import Probe, Probes
 from outpace.engine.control.purse import Purse
 from outpace.engine.control.survival import Survival
 from outpace.types import Independent, Shape
@@ -229,6 +229,31 @@ def test_what_takes_long_the_first_time_is_tried_again(monkeypatch):
     assert recorded() > 1.2
     monkeypatch.setattr("outpace.engine.control.times._BEYOND", 9.0)
     assert recorded() < 1.05
+
+
+def test_a_probe_loses_no_more_than_some_plain_rounds_and_all_that_it_reads():
+    probes = Probes()
+    probes.spent(1.0, 1.0, 1.0)
+    probes.now = Probe(0, 4, [0], 1.0, False)
+    probes.spent(30.0, 1.0, 1.0, reading=20.0)
+    assert probes.seconds == 24.0
+
+
+def test_a_round_that_is_like_no_other_is_still_one_that_drafted_and_read():
+    """Though it says nothing of what drafts take, nor whether they pay."""
+    control = still()
+    control.open(0, 0.0, 5)
+    for _ in range(3):
+        assert control.rests(1, False)
+        control.rested(10.0)
+    control._settle()
+    before, purse = control._prices.seconds, control._purse
+    held = purse.seconds
+    control.spent([Pick(0, 2)], Spent({}, 500.0, 3.0, 500.0, 3, once=True))
+    control._learn()
+    assert (control._prices.seconds, purse.seconds, control._prices.rounds) == (before, held, [0])
+    assert purse.owed == 3.0
+    assert control._aftermath.rounds == 3
 
 
 def behind_reading() -> float:

@@ -383,6 +383,7 @@ class Drafting:
         Args:
             once: as of `spent`.
         """
+        self._closing = 0.0  # texts that nobody drafts for take next to nothing
         if self._counts:
             assert self.controller is not None
             self.controller.rested(seconds, once)
@@ -412,7 +413,8 @@ class Drafting:
         rest = whole + self._telling - choosing - draft - reading - sum(looks.values())
         spent = Spent(looks, draft, reading, rest, rows, choosing + self._closing, self._late, once)
         self.controller.spent(self._picks, spent)
-        self._telling, self._closing = time.perf_counter() - began, 0.0
+        if not once:  # else it is still to be paid
+            self._telling, self._closing = time.perf_counter() - began, 0.0
         return reading, choosing
 
 

@@ -112,7 +112,7 @@ class LeanDecoder:
         linears = [self._head, *(n for layer in self._layers for n in layer.linears)]
         self._agreeing_rows = min(linear.agreeing_rows for linear in linears)
         self._weight_bytes = sum(linear.weight_bytes for linear in linears)
-        if aside or not config.tied:
+        if aside or quantization is not None or not config.tied:
             self._weight_bytes += self._embedding.nbytes
         self._rope = inverse_frequencies(config.rope, config.head_dim, config.context_length)
         self._angles = self._table(min(config.context_length, 4096))

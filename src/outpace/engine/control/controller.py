@@ -695,23 +695,19 @@ class Controller:
         risen, cold = spent.rows > self._rows, self._cold > 0 or spent.reading > spent.draft
         self._rows, self._cold = spent.rows, max(0, self._cold - 1)
         if spent.once:
+            self._follows(picks, spent, plain)
             return
         self._news.append(_Round(picks, spent, saved, risen, cold))
         whole = spent.seconds
         self._held.passed(whole)
         if len(self._news) > _NEWS:
             self._learn()
-        if any(picks):
-            self._aftermath.drafted(self._probes.now is not None)
-        else:
-            self._aftermath.followed(spent.rest)
+        self._follows(picks, spent, plain)
         if plain and not self._fixed:
             seconds = whole - spent.reading
             looked = self._looked if self._probes.now is None else None
             if looked and looked.round == self._round and not looked.inside:
                 looked.gaps.outside(saved, seconds)
-            if spent.reading:
-                self._purse.read(spent.reading, plain)
             chose = any(picks) and self._probes.now is None
             self._purse.spent(seconds, saved, plain, chose)
             self._lost += seconds - saved
@@ -722,6 +718,15 @@ class Controller:
                 self._held.forget(self._answered)
             if lost or surprised:
                 self._goes_apart()
+
+    def _follows(self, picks: Sequence[Pick | None], spent: Spent, plain: float) -> None:
+        """What is still to be paid for this round, and how it bears on those behind it."""
+        if any(picks):
+            self._aftermath.drafted(self._probes.now is not None)
+        else:
+            self._aftermath.followed(spent.rest)
+        if spent.reading and plain and not self._fixed:
+            self._purse.read(spent.reading, plain)
 
     def _saved(self, plain: float) -> float:
         """Seconds of plain decoding that this round has saved. A sequence alone may go by what was
@@ -754,7 +759,8 @@ class Controller:
             picks, spent, saved, risen, cold = item
             what = tuple(picks), risen, cold, spent.rows, *spent.looks
             alike.setdefault(what, []).append(spent)
-            self._probes.spent(spent.seconds, saved, self._prices.plain(len(picks)))
+            plain = self._prices.plain(len(picks))
+            self._probes.spent(spent.seconds, saved, plain, spent.reading)
         for (picks, risen, cold, *_), spents in alike.items():
             self._prices.add(picks, spents, risen, cold)
 

@@ -211,12 +211,13 @@ class Probes:
             self.now.reached += told.reached
             self.now.passed += told.accepted
 
-    def spent(self, seconds: float, saved: float, plain: float) -> None:
+    def spent(self, seconds: float, saved: float, plain: float, reading: float = 0.0) -> None:
         """A round is over.
 
         Args:
             saved: seconds that plain decoding takes for as much.
             plain: what a plain one takes.
+            reading: of the seconds those of reading, which are lost whatever they are.
         """
         if self._credit is None:
             self._credit, self._timings = _CREDIT[0] * plain, _TIMINGS[0] * plain
@@ -225,7 +226,7 @@ class Probes:
         self._timings = min(self._timings + _TIMING * seconds, _TIMINGS[1] * plain)
         self.gains = min(self.gains + _OF_GAINS * max(0.0, saved - seconds), most)
         if self.now is not None:
-            lost = min(seconds - saved / self.now.speed, ONCE * plain)
+            lost = min(seconds - reading - saved / self.now.speed, ONCE * plain) + reading
             self.count += 1
             self.seconds += lost
             gains = min(self.gains, max(0.0, lost)) if self.now.by_gains else 0.0
