@@ -326,16 +326,6 @@ def test_a_few_measurements_of_plain_decoding_tell_what_it_takes(monkeypatch):
     assert believed() > 10.25
 
 
-def test_one_or_two_plain_rounds_are_nothing_to_hold_anything_against():
-    """A first text ends, or another begins, whose first rounds take half as long again."""
-    prices = Prices([MODEL], 8)
-    prices.rested(1, [10.0] * 4)
-    prices.rested(1, [15.0, 15.0])
-    assert prices.plain_rounds() == 1
-    prices.rested(1, [15.0, 15.0, 15.0])
-    assert prices.plain_rounds() == 2
-
-
 def test_what_is_looked_at_and_read_is_paid_for():
     prices = Prices([MODEL, LOOK], 8)
     told(prices, [None], 1, looks={1: 0.5}, reading=3.0)

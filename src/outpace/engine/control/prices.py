@@ -141,8 +141,7 @@ class Prices:
         Args:
             timing: whether the last two thirds, which have `settled`, are to count.
             behind: how many of them are so soon behind a draft that they take longer: unless this
-                is timing, they do not count, nor do too few that follow on them. Fewer than
-                three at all are none to hold anything against.
+                is timing, they do not count, nor do too few that follow on them.
         """
         self._age += len(seconds)
         self.seconds += sum(seconds)
@@ -153,8 +152,7 @@ class Prices:
             if behind and len(last) < LEAST_TIMED:
                 return
             usual = statistics.median_low(last) if len(last) <= LEAST_TIMED else _usual(last)
-        if len(seconds) >= LEAST_TIMED or not self._plain.measured:
-            self._plain.add(batch, 1, usual)
+        self._plain.add(batch, 1, usual)
         self._rest.add(1, batch, usual)
         self._plains.clear()
 
