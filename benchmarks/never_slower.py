@@ -150,11 +150,6 @@ class Bench:
         """Whose drafters it finds itself."""
         return Assembly(self._model, max_batch=1).load()
 
-    @property
-    def records(self) -> bool:
-        """Whether engines record graphs when they come upon a size: that is no part of a pace."""
-        return self.target.device.type == "cuda"
-
     def prompts(self, load: str, count: int) -> list[list[int]]:
         assert self.tokenizer is not None
         if load == TWO_LOADS:
@@ -262,7 +257,7 @@ def grid(bench: Bench) -> Iterator[dict[str, Any]]:
                     fixed = {f"K={k}": bench.generator(name, k, batch) for k in o.k}
                     spent: Spent = {}
                     prefill: Spent = {}
-                    if bench.records:
+                    if bench.target.device.type == "cuda":
                         bench.seconds(runs | fixed, prompts, temperature, 1)
                     for done in range(MOST * o.repeats):
                         if done >= o.repeats and not doubtful(both(spent)):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +24,7 @@ from outpace.engine import Engine
 from outpace.engine.control import Controller, Pick
 from outpace.models import MarkovModel
 from outpace.trees import chain
+from ticking import ticking
 from tokenizers_of import letters
 
 V = 12
@@ -230,19 +229,6 @@ def test_a_text_is_plain_decodings_whatever_the_script():
         assert run(engine).emitted == run(Engine(TARGET)).emitted
 
 
-def ticking(monkeypatch) -> Callable[..., float]:
-    """A clock for the laps of rounds, which goes on by a second, or more, whenever it is asked."""
-    now = 0.0
-
-    def tick(seconds: float = 1.0) -> float:
-        nonlocal now
-        now += seconds
-        return now
-
-    monkeypatch.setattr("outpace.engine.clock.time", SimpleNamespace(perf_counter=tick))
-    return tick
-
-
 def test_what_is_thought_about_a_look_is_no_price_of_it(monkeypatch):
     """Else looks would seem so dear that they become rare, whatever they find."""
     tick, thoughts = ticking(monkeypatch), []
@@ -320,8 +306,7 @@ def test_what_runs_between_a_look_and_the_pass_is_part_of_the_round(instant, mon
 
 def test_what_is_told_of_a_round_and_of_texts_that_end_is_paid_for(monkeypatch):
     """Plain decoding takes none of it, by no clock that stops before."""
-    tick, found = ticking(monkeypatch), []
-    monkeypatch.setattr("outpace.engine.drafting.time", SimpleNamespace(perf_counter=tick))
+    tick, found = ticking(monkeypatch, "drafting"), []
 
     class Tells(Script):
         def spent(self, picks, spent):

@@ -322,7 +322,7 @@ def test_a_few_measurements_of_plain_decoding_tell_what_it_takes(monkeypatch):
         return prices.plain(1)
 
     assert believed() < 10.2
-    monkeypatch.setattr("outpace.engine.control.prices.TOGETHER", 0.2)
+    monkeypatch.setattr("outpace.engine.control.prices._TOGETHER", 0.2)
     assert believed() > 10.25
 
 

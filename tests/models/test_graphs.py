@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +22,7 @@ from outpace.models.lean import LeanDecoder
 from outpace.trees import block_mask, block_positions
 from outpace.types import Tree
 from tape import Recorder
+from ticking import ticking
 
 NAMES = ["llama-tied-gqa", "mistral-window", "qwen2-window", "qwen3", "smollm3"]
 
@@ -233,15 +233,7 @@ class Slow(Recorder):
 @pytest.mark.parametrize("known", [True, False])
 def test_rounds_in_which_passes_are_recorded_are_no_measure_of_others(graphed, known, monkeypatch):
     """They come again whenever a text has grown: drafts would seem too dear to be tried."""
-    now = [0.0]
-
-    def tick(seconds=1.0):
-        now[0] += seconds
-        return now[0]
-
-    for module in ("clock", "drafting"):
-        time = SimpleNamespace(perf_counter=tick)
-        monkeypatch.setattr(f"outpace.engine.{module}.time", time)
+    tick = ticking(monkeypatch, "drafting")
     monkeypatch.setattr("outpace.drafters.model.share_of", lambda *models: 0.1)
     if not known:
         monkeypatch.setattr(Clock, "recorded", False)

@@ -40,8 +40,8 @@ _FIRST_BUCKET = 256
 
 @dataclass(slots=True)
 class Recordings:
-    """How many passes this process has recorded. That takes up to a hundred times as long as they
-    do, and happens once: who times what runs has to know."""
+    """How many passes this process has recorded. That takes far longer than they do, and
+    happens once: who times what runs has to know."""
 
     count: int = 0
 

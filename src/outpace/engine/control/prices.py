@@ -10,12 +10,15 @@ import numpy as np
 
 from .plan import Pick, Profile, Spent
 from .survival import Floats
-from .times import HOPE, TOGETHER, Mean, Pace, RowTimes, StepTimes
+from .times import HOPE, Mean, Pace, RowTimes, StepTimes
 
 LEAST_TIMED, _MOST_TIMED = 3, 12
 """Rounds of plain decoding that are timed together: at least, and at most as long as they become
 faster. Of the last two thirds, but no fewer than the first number, the median is taken, not the
 mean."""
+
+_TOGETHER = 0.05
+"""How much that varies, until it is known: a standard deviation of the logarithm."""
 
 _FASTER = 0.9
 """Times as long as the rounds before. Behind a prompt the first rounds take up to twice as long."""
@@ -44,7 +47,7 @@ class Prices:
         self._warm = 0  # those by the last one that was not cold
         self._pace = Pace(self._clock)
         self._rest = RowTimes(self._pace)
-        self._plain = RowTimes(self._pace, self._rest, TOGETHER)  # of single rows, by sequences
+        self._plain = RowTimes(self._pace, self._rest, _TOGETHER)  # of single rows, by sequences
         self._begun = {i: RowTimes(self._pace) for i, m in enumerate(members) if m.begun}
         self._draft = [StepTimes(self._pace) for _ in members]
         self._nodes: list[dict[int, float]] = [{} for _ in members]  # by K, of those drafted

@@ -27,9 +27,6 @@ _FIRST, _NOISE = 0.5, 0.2
 """Standard deviations of the logarithm of a size's first measurement, and of the others until it is
 known how much they vary."""
 
-TOGETHER = 0.05
-"""The same of what is taken of some rounds that are timed one after the other."""
-
 _LEAST = 0.03
 """They are not taken to vary less."""
 
@@ -43,8 +40,8 @@ _LONG = 0.4
 """A measurement counts as no more than so much above what is known, in logarithms."""
 
 _BEYOND = 2.0
-"""The same of the very first, beside a guess: what runs for the first time may take a hundred times
-as long, as where a GPU's graph is recorded, and would seem too dear to be tried again."""
+"""The same of the very first, beside a guess: what runs for the first time may take far longer, as
+where a GPU's graph is recorded, and would seem too dear to be tried again."""
 
 _DRIFT = 2e-6
 """Variance that an estimate gains with each round in which it is not measured; at most
