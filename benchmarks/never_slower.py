@@ -22,8 +22,8 @@ prompt counts, whenever it reads.
 
 Hostile drafters: "random" has the draft's shape and random weights, "self" is the target itself,
 as dear as it is. "two loads" takes its prompts from "data" first and then from "free".
-Requests have no seed unless --seeded. Every repeat takes the same prompts; the engines stay, but
-drafters forget the texts, and "cold" is the first repeat alone, in which nothing is known. (On CUDA
+Requests have no seed unless --seeded. Every repeat takes the same prompts; the engines stay, unless
+"grid" repeats a cell more often, but drafters forget the texts, and "cold" is the first repeat alone, in which nothing is known. (On CUDA
 "grid" has one before that, which does not count: graphs are recorded in it.)
 "best" and "drafters" run --engines of those that choose, as what one learns first stays with it:
 their mean is held against the best. A fixed K that took a tenth longer than the best of them in two
@@ -70,7 +70,8 @@ FIXED = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 TWO_LOADS = "two loads"
 BOUND, MOST = 0.97, 5
 """Of the grid: cells that are not above the first by two standard errors are repeated so many times
-as often at most, plain decoding and auto alone. All repeats count."""
+as often at most, plain decoding and auto alone, each time by engines built anew, as what memory one
+gets and what it learns first stay with it. All repeats count, but for the cold one of those."""
 
 AGAIN = ("plain again", "auto again")
 
@@ -145,6 +146,11 @@ class Bench:
     def generator(self, name: str | None, k: Any, batch: int) -> Generator:
         drafter = None if name is None else self.drafter(name)
         return Generator(self.target, drafter, k, tokenizer=self.tokenizer, max_batch=batch)
+
+    def pairs(self, name: str, batch: int) -> dict[str, Generator]:
+        """Two engines of plain decoding and two that choose."""
+        plain = {who: self.generator(None, 0, batch) for who in twice("plain")}
+        return plain | {who: self.generator(name, "auto", batch) for who in twice("auto")}
 
     def automatic(self) -> Generator:
         """Whose drafters it finds itself."""
@@ -252,8 +258,7 @@ def grid(bench: Bench) -> Iterator[dict[str, Any]]:
             prompts = bench.prompts(load, max(o.prompts, batch))
             for temperature in o.temperatures:
                 for name in o.drafters:
-                    runs = {who: bench.generator(None, 0, batch) for who in twice("plain")}
-                    runs |= {who: bench.generator(name, "auto", batch) for who in twice("auto")}
+                    runs = bench.pairs(name, batch)
                     fixed = {f"K={k}": bench.generator(name, k, batch) for k in o.k}
                     spent: Spent = {}
                     prefill: Spent = {}
@@ -262,6 +267,9 @@ def grid(bench: Bench) -> Iterator[dict[str, Any]]:
                     for done in range(MOST * o.repeats):
                         if done >= o.repeats and not doubtful(both(spent)):
                             break
+                        if done and done % o.repeats == 0:
+                            runs = bench.pairs(name, batch)
+                            bench.seconds(runs, prompts, temperature, 1)
                         some = runs if done else runs | fixed
                         more, read = bench.seconds(some, prompts, temperature, 1)
                         add(spent, more)
@@ -323,7 +331,7 @@ def doubtful(spent: Spent) -> bool:
 
 
 def choices(generator: Generator) -> dict[str, Any]:
-    """What was chosen how often."""
+    """What was chosen how often, by one engine."""
     stats, controller = generator.engine.stats, generator.engine.controller
     assert controller is not None
     report = controller.report()
