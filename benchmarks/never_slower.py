@@ -23,8 +23,9 @@ prompt counts, whenever it reads.
 Hostile drafters: "random" has the draft's shape and random weights, "self" is the target itself,
 as dear as it is. "two loads" takes its prompts from "data" first and then from "free".
 Requests have no seed unless --seeded. Every repeat takes the same prompts; the engines stay, unless
-"grid" repeats a cell more often, but drafters forget the texts, and "cold" is the first repeat alone, in which nothing is known. (On CUDA
-"grid" has one before that, which does not count: graphs are recorded in it.)
+"grid" repeats a cell more often, but drafters forget the texts, and "cold" is the first repeat
+alone, in which nothing is known. (On CUDA "grid" has one before that, which does not count: graphs
+are recorded in it.)
 "best" and "drafters" run --engines of those that choose, as what one learns first stays with it:
 their mean is held against the best. A fixed K that took a tenth longer than the best of them in two
 repeats is out of the others. What memory an engine gets makes it faster or slower than another for
