@@ -182,6 +182,7 @@ def test_rounds_behind_a_prompt_are_not_taken_for_plain_decoding(monkeypatch):
 
 def test_what_drafting_costs_the_plain_rounds_behind_it_is_paid_for_too(monkeypatch):
     """Probes are rarer for it."""
+    monkeypatch.setattr(probes, "_IN_VAIN", 0)
 
     def loss() -> float:
         after = (3.0, 2.5, 2.0, 1.5, 1.2)
@@ -193,9 +194,25 @@ def test_what_drafting_costs_the_plain_rounds_behind_it_is_paid_for_too(monkeypa
 
     assert loss() < 1.015
     monkeypatch.setattr(Purse, "read", lambda self, seconds, plain: None)  # rarer for that, too
-    assert loss() < 1.025
+    paid = loss()
+    assert paid < 1.025
     monkeypatch.setattr(aftermath, "_BEHIND", 0)
-    assert loss() > 1.03
+    assert loss() > paid + 0.01
+
+
+def test_probes_for_several_sequences_become_rarer_in_vain(monkeypatch):
+    """What they lose is a third of what it would be, and one sequence's stay as they are."""
+
+    def loss(batch: int) -> float:
+        machine = Machine(target, [1.0], reading=[0.02])
+        worlds = (World(machine, [MODEL], [steady(0.02)], batch=batch, seed=i) for i in SEEDS)
+        times = [generate(w, still(), 500, 12).pace(2000 * batch) for w in worlds]
+        return float(np.mean(times)) / (target(batch) / batch) - 1
+
+    rare, one = loss(8), loss(1)
+    monkeypatch.setattr(probes, "_IN_VAIN", 0)
+    assert rare < 0.6 * loss(8)
+    assert one == loss(1)
 
 
 def hardly_at_a_loss() -> float:
@@ -694,7 +711,10 @@ def lost(batch: int, step: float) -> tuple[float, float]:
 def test_probes_take_a_hundredth_of_the_time_and_what_they_begin_with(batch, step):
     beyond, share = lost(batch, step)
     assert beyond < probes._CREDIT[0] + 2  # the last one may cost more than was left
-    assert 0.005 < share < 0.017  # they do take it, and little is lost by other rounds
+    part = 1 if batch == 1 else 1 + probes._IN_VAIN  # of it, where several are probed in vain
+    assert (
+        0.005 / part < share < 0.017 / part
+    )  # they do take it, and little is lost by other rounds
 
 
 def test_probes_that_may_take_more_do(monkeypatch, bottomless):

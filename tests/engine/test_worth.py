@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from simulation import Machine, Run, World
 
-from outpace.engine.control import Ask, Controller, Profile
+from outpace.engine.control import Ask, Controller, Profile, options
 from outpace.engine.control.survival import variances
-from outpace.engine.control.worth import Worth
+from outpace.engine.control.worth import Promises, Worth
 
 PLAIN, ALONE = 1.3, 1.0
 
@@ -22,13 +22,14 @@ def linear(self: Worth, tokens: np.ndarray, varies: np.ndarray) -> np.ndarray:
     return self.each @ tokens
 
 
-def played(alpha: float, k: int, left: int, batch: int, texts: int = 400) -> float:
+def played(alpha: float | list[float], k: int, left: int, batch: int, texts: int = 400) -> float:
     """Rounds that drafts of K take until all sequences have ended."""
+    alphas = np.broadcast_to(alpha, batch)[:, None]
     rng, rounds = np.random.default_rng(0), []
     for _ in range(texts):
         rest, count = np.full(batch, left), 0
         while rest.max() > 0:
-            accepted = (rng.random((batch, k)) < alpha).cumprod(axis=1).sum(axis=1)
+            accepted = (rng.random((batch, k)) < alphas).cumprod(axis=1).sum(axis=1)
             rest, count = rest - accepted - 1, count + 1
         rounds.append(count)
     return float(np.mean(rounds))
@@ -89,6 +90,34 @@ def test_drafts_save_as_much_as_is_promised(alpha, k, left):
     assert promised(alpha, k, left, 4, linear) < 0.97 * rounds  # as if none were ever the last
 
 
+@pytest.mark.parametrize("left", [64, 128])
+@pytest.mark.parametrize("slow", [0.2, 0.6])
+def test_the_first_round_is_promised_what_the_slowest_sequence_goes_by(slow, left, monkeypatch):
+    """Seven sequences go well: what rounds save is, to the end, what they save of the eighth."""
+    alphas, k = [0.9] * 7 + [slow], 8
+    gains = np.array([[sum(a**d for d in range(j + 1)) for j in range(k + 1)] for a in alphas])
+    pace = left / played(alphas, k, left, 8)
+    worth = Worth(1.0, 1.0, asks(*[left] * 8))
+    assert float(worth.saved(gains, variances(gains))[k]) == pytest.approx(pace, rel=0.1)
+    monkeypatch.setattr(Worth, "_ends_last", lambda self, tokens: self._shares[:, None])
+    assert float(worth.saved(gains, variances(gains))[k]) > 1.3 * pace  # any may be the last
+
+
+def test_what_became_of_promises_is_believed_and_forgotten():
+    now = 0
+    promises = Promises(lambda: now)
+    assert promises.kept(0, 8) == 1
+    for _ in range(40):
+        promises.add(0, 8, 2.0, 0.5)
+    assert 0.25 < promises.kept(0, 8) < 0.3
+    assert promises.kept(0, 4) == promises.kept(1, 8) == 1  # of other rounds that says nothing
+    now = 4096
+    assert promises.kept(0, 8) > 0.6
+    for _ in range(40):
+        promises.add(0, 8, 2.0, 3.0)
+    assert promises.kept(0, 8) == 1  # what brings more is chosen anyway
+
+
 def test_variances_are_those_of_rounds():
     rng, alpha, k = np.random.default_rng(2), 0.6, 5
     accepted = (rng.random((200_000, k)) < alpha).cumprod(axis=1)
@@ -118,6 +147,8 @@ def pace() -> float:
 
 def test_batches_are_not_drafted_at_a_loss(monkeypatch):
     assert pace() > 0.97
+    monkeypatch.setattr(Promises, "kept", lambda self, member, batch: 1.0)
+    assert pace() > 0.97
     monkeypatch.setattr(Worth, "saved", linear)
     monkeypatch.setattr(
         Worth,
@@ -125,3 +156,22 @@ def test_batches_are_not_drafted_at_a_loss(monkeypatch):
         lambda self, tokens: float(self.each @ [tokens[slot] for slot in self._left]),
     )
     assert pace() < 0.96
+
+
+def dear() -> float:
+    """The share of rounds that took more than five plain ones, where sixteen sequences always go
+    well, once it is known what rounds take."""
+    machine = Machine(lambda rows: 5 + 0.3 * rows, draft=[0.01], reading=[0.0])
+    members = [Profile("draft", False, 16)]
+    world = World(machine, members, [lambda at, depth: 1.0], batch=16, seed=0)
+    controller, run = Controller(members, clock=lambda: 0.0), Run()
+    for _ in range(32):
+        world.generate(controller, 64, run)
+    late = np.array(run.seconds[len(run.seconds) // 2 :])
+    return float((late > 5.5 * machine.target(16)).mean())
+
+
+def test_no_more_is_at_stake_than_the_purse_counts(monkeypatch):
+    assert dear() < 0.05
+    monkeypatch.setattr(options, "ONCE", 100.0)
+    assert dear() > 0.3

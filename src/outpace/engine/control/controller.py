@@ -37,7 +37,7 @@ from .probes import Candidate, Probes
 from .purse import Purse
 from .report import Estimate, Report
 from .survival import FAILED, LASTING, LONG, PASSED, Floats
-from .worth import Worth
+from .worth import Promises, Worth
 
 _LEAVE_PLAIN = 1.02
 """By which drafting must beat plain decoding before it begins; going on it need not lose."""
@@ -159,7 +159,10 @@ class Controller:
         self._alone = len(self._instant) == len(self.members)
         self._estimates = Estimates(self.members, self.most)
         self._prices = Prices(self.members, self.most)
-        self._options = Options(self.members, self.most, self._fixed, self._estimates, self._prices)
+        self._promises = Promises(lambda: self._round)
+        self._options = Options(
+            self.members, self.most, self._fixed, self._estimates, self._prices, self._promises
+        )
         self._looks = Looks(self.members, self._prices, self._fixed)
         self._probes, self._purse, self._aftermath = Probes(), Purse(), Aftermath()
         self._held = Held(clock)
@@ -498,8 +501,11 @@ class Controller:
             gaps.speed = speed
         expected = self._options.expected(asks, worth, best, k)
         until_look = worths is not None and not k
-        choice = Choice(member, *best.lengths(k), gain, *expected, gap=until_look)
-        tried = self._try(asks, options, choice, float(worth.each.sum()), speed, worths)
+        whole, promised = float(worth.each.sum()), 0.0
+        if n > 1 and k:
+            promised = (expected[0] / whole - 1) / self._promises.kept(member, n)
+        choice = Choice(member, *best.lengths(k), gain, *expected, until_look, promised)
+        tried = self._try(asks, options, choice, whole, speed, worths)
         self._take(choice)
         if self._opened:
             self._vain = choice.plain
@@ -710,6 +716,9 @@ class Controller:
                 looked.gaps.outside(saved, seconds)
             chose = any(picks) and self._probes.now is None
             self._purse.spent(seconds, saved, plain, chose)
+            if self._now.promised:
+                gained = saved / plain - 1
+                self._promises.add(self._now.member, len(picks), self._now.promised, gained)
             self._lost += seconds - saved
             own = self._answered is not None and not self._answered.alike
             lost = self._purse.empty or (own and self._lost > self._bears * plain)

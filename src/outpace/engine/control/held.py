@@ -58,6 +58,8 @@ class Choice(NamedTuple):
         saves, varies: seconds of plain decoding that a round is expected to save, and their
             standard deviation.
         gap: whether it is plain decoding up to the next look only.
+        promised: of several sequences, what it was promised to gain beside plain decoding, in
+            plain rounds, before it was known what becomes of promises.
     """
 
     member: int
@@ -68,6 +70,7 @@ class Choice(NamedTuple):
     saves: float = 0.0
     varies: float = 0.0
     gap: bool = False
+    promised: float = 0.0
 
     @property
     def plain(self) -> bool:

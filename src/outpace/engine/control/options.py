@@ -17,8 +17,9 @@ from .estimates import Estimates
 from .held import Choice
 from .plan import Ask, Pick, Profile, kind_of
 from .prices import Prices
+from .purse import ONCE
 from .survival import Floats, Lengths, Outlook, variances
-from .worth import Worth
+from .worth import Promises, Worth
 
 KEEP = 0.99
 """Of the best rate: the last choice is kept as long as it promises so much."""
@@ -87,6 +88,7 @@ class Options:
     Args:
         most: the longest K.
         fixed: whether it is that of every round.
+        promises: what became of those for several sequences.
     """
 
     def __init__(
@@ -96,8 +98,10 @@ class Options:
         fixed: bool,
         estimates: Estimates,
         prices: Prices,
+        promises: Promises,
     ) -> None:
         self._members, self._most, self._fixed = members, most, fixed
+        self._outcomes = promises
         self._estimates, self._prices = estimates, prices
         self._ks = np.arange(most + 1)
 
@@ -128,6 +132,7 @@ class Options:
             seconds = self._prices.rest(rows, n)
             saved = worth.saved(*instants)
             if not self._fixed:
+                saved = self._kept(-1, n, saved, seconds)
                 saved[1:][rows[1:] <= 1] = 0.0  # nothing is offered that could be taken
         else:
             seconds = np.full(self._most + 1, self._prices.plain(n))
@@ -177,7 +182,20 @@ class Options:
         if late:
             rounds = np.clip(sum(a.left for a in asks) / found.tokens.sum(0), 1, _HORIZON)
             seconds = seconds + late * prices.reading[m].value / rounds
-        return Option.alike(m, worth.saved(*found), seconds, alone)
+        saved = worth.saved(*found)
+        if not self._fixed:
+            saved = self._kept(m, n, saved, seconds)
+        return Option.alike(m, saved, seconds, alone)
+
+    def _kept(self, member: int, n: int, saved: Floats, seconds: Floats) -> Floats:
+        """Of what rounds for several sequences are promised to save, by K, what is believed. Those
+        that may lose more than the purse counts are not taken: of so many rows that is soon ten
+        plain rounds, to gain one."""
+        if n == 1:
+            return saved
+        plain = saved[0]
+        found: Floats = plain + self._outcomes.kept(member, n) * (saved - plain)
+        return np.where(seconds > (1 + ONCE) * self._prices.plain(n), plain, found)
 
     def _single(
         self,

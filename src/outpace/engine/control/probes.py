@@ -19,6 +19,11 @@ from .purse import ONCE
 SHARE = 0.01
 """Of the time that probes may take."""
 
+_IN_VAIN = 2
+"""Probes for several sequences, one behind the other, that changed nothing, for each of which that
+is divided once more, at most: what their rows take is many times what one sequence's do, and one
+that draws near to paying is seen by a third as well."""
+
 _OF_GAINS = 0.1
 """Of what drafting gains: after it has paid and does not, it is soon found out whether it does
 again, and whether another one is better still."""
@@ -107,10 +112,17 @@ class Probes:
     gains: float = 0.0
     now: Probe | None = None
     _credit: float | None = None
+    _vain: int = 0  # for several sequences, one behind the other
+    _probed: bool = False  # since it was last asked
     _timings: float = 0.0  # seconds that timing plain decoding may lose
     _needs: dict[int, float] = field(default_factory=dict)  # seconds that their probes would lose
     _last: dict[int, int] = field(default_factory=dict)  # round of each drafter's last probe
     _timed: dict[int, int] = field(default_factory=dict)  # of the last plain one of so many
+
+    @property
+    def share(self) -> float:
+        """Of the time, that they may take now."""
+        return SHARE / (1 + self._vain)
 
     def time_plain(self, round_: int, batch: int, lost: float, plain: float) -> bool:
         """Whether plain decoding should be timed again.
@@ -144,6 +156,11 @@ class Probes:
             idle: whether that is plain decoding.
         """
         before, self.now = self.now, None
+        if not idle:
+            self._vain = 0
+        elif self._probed and any(len(c.lags) > 1 for c in candidates):
+            self._vain = min(self._vain + 1, _IN_VAIN)
+        self._probed = False
         least = {
             c.member: min((lag, b) for b, lag in enumerate(c.lags) if lag is not None)
             for c in candidates
@@ -198,11 +215,11 @@ class Probes:
         waits, credit = [_REST], self._credit + self.gains
         for member, needed in self._needs.items():
             gap = self._last.get(member, -_GAP) + _GAP - round_ - 1
-            waits.append(max(0, gap, int(_LATER * (needed - credit) / (SHARE * plain))))
+            waits.append(max(0, gap, int(_LATER * (needed - credit) / (self.share * plain))))
         return min(waits)
 
     def _begin(self, round_: int, probe: Probe) -> Probe:
-        self.now, self._last[probe.member] = probe, round_
+        self.now, self._last[probe.member], self._probed = probe, round_, True
         return probe
 
     def told(self, told: Told) -> None:
@@ -222,7 +239,7 @@ class Probes:
         if self._credit is None:
             self._credit, self._timings = _CREDIT[0] * plain, _TIMINGS[0] * plain
         most = _CREDIT[1] * plain
-        self._credit = min(self._credit + SHARE * seconds, most)
+        self._credit = min(self._credit + self.share * seconds, most)
         self._timings = min(self._timings + _TIMING * seconds, _TIMINGS[1] * plain)
         self.gains = min(self.gains + _OF_GAINS * max(0.0, saved - seconds), most)
         if self.now is not None:
