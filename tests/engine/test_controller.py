@@ -712,9 +712,8 @@ def test_probes_take_a_hundredth_of_the_time_and_what_they_begin_with(batch, ste
     beyond, share = lost(batch, step)
     assert beyond < probes._CREDIT[0] + 2  # the last one may cost more than was left
     part = 1 if batch == 1 else 1 + probes._IN_VAIN  # of it, where several are probed in vain
-    assert (
-        0.005 / part < share < 0.017 / part
-    )  # they do take it, and little is lost by other rounds
+    # they do take it, and little is lost by other rounds
+    assert 0.005 / part < share < 0.017 / part
 
 
 def test_probes_that_may_take_more_do(monkeypatch, bottomless):
