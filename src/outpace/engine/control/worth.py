@@ -56,8 +56,7 @@ class Worth:
         left = np.array(list(self._left.values()))
         self._lefts, self._lasts = left, min(left.max(), _GOES_ON)
         self._near = max(_LEAST, _SPREAD * math.sqrt(left.max()))
-        odds = np.exp((left - left.max()) / self._near)
-        self._shares = odds / odds.sum()  # how likely each is to be the last
+        self._shares = self._ends_last(np.ones((n, 1)))[:, 0]
         self.each: Floats = self._more + self._last * self._shares
 
     def saved(self, tokens: Floats, varies: Floats) -> Floats:
@@ -69,13 +68,12 @@ class Worth:
 
         Returns: `[K + 1]` seconds; of one token for each, what plain decoding takes.
         """
-        found: Floats = self.each @ tokens
+        found: Floats = self._more * tokens.sum(0)
         if self._last:
             shares = self._ends_last(tokens)
             mean = (shares * tokens).sum(0)
             spread = (shares * (tokens**2 + (1 - shares) * varies)).sum(0) - mean**2
-            found = self._more * tokens.sum(0)
-            found += self._last * (mean - spread / (2 * self._near))
+            found = found + self._last * (mean - spread / (2 * self._near))
         return found
 
     def _ends_last(self, tokens: Floats) -> Floats:
