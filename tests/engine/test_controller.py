@@ -938,6 +938,32 @@ def test_a_look_that_gains_less_than_it_takes_was_in_vain():
             looks.count({1}, gain, round_)
 
 
+class Drawn(Looks):
+    """Averages what all looks bring, and is drawn to those that pay."""
+
+    def _average(self, i, gain):
+        slow = 4 if gain > self._worth[i] else 16
+        self._worth[i] += (gain - self._worth[i]) / slow
+
+
+@pytest.mark.parametrize("among", ["those in turn", "those behind what was right"])
+def test_some_looks_that_pay_do_not_make_all_others_worth_it(among):
+    """One in four gains twice what it takes, or each that follows on a draft that passed, and no
+    other."""
+    for kind, seldom in ((Looks, True), (Drawn, False)):
+        looks, found = rare_looks(1.0), []
+        looks.__class__ = kind
+        for round_ in range(1, 1000):
+            eager = among != "those in turn" and round_ % 25 == 0
+            if eager:
+                looks.drafted(4, round_ - 1)
+            if looks.take(round_, paid=False):
+                pays = eager or (among == "those in turn" and len(found) % 4 == 0)
+                looks.count({1}, 0.2 if pays else 0.0, round_)
+                found.append(looks.seldom(1, paid=False))
+        assert all(found) == seldom
+
+
 @pytest.mark.parametrize(("usual", "late", "pause"), [(5.2, 40, 10), (20, 12, 32), (20, 30.2, 60)])
 def test_looks_are_taken_to_be_late_only_where_they_come_so_rarely(usual, late, pause):
     """In 32 rounds little is added that would have to be read first."""

@@ -27,8 +27,9 @@ _LOOKS = 0.005
 _SETTLED = 32
 """Looks before that is judged."""
 
-_LATELY, _AMONG = 24, 16
-"""Looks over which what they bring is averaged, and where models draft, too, which changes that."""
+_LATELY, _AGAIN, _AMONG = 24, 4, 16
+"""Looks over which what they bring is averaged: usually, where one has paid, as what pays again is
+to be noticed soon, and where models draft, too, beside which they gain little."""
 
 
 class Looks:
@@ -46,11 +47,11 @@ class Looks:
         self._instant = [i for i, m in enumerate(members) if m.instant]
         self._worth = [0.0] * len(members)  # of a look: by how much it raised the rate
         self._looked = [0] * len(members)
-        self._last = [0] * len(members)  # rounds of the last looks
+        self._last = [0] * len(members)  # rounds of the last looks, of those in turn where `_among`
         self._early: set[int] = set()  # those that are looked at in this round as they are eager
         self._let_down: dict[int, tuple[int, int]] = {}  # until when nobody is eager, for how long
         self._right = [0.0] * len(members)  # running means of tokens that were right
-        self._lasts = _LATELY if len(self._instant) == len(members) else _AMONG
+        self._among = len(self._instant) < len(members)  # models, which draft where nobody looks
         self._batch = 1
         self._unaided = 1.0  # the best rate without looks, times plain decoding's
         self._rows = np.arange(1.0, 2 + max(m.most for m in members))
@@ -71,7 +72,7 @@ class Looks:
         """The same, now that they are looked at."""
         in_turn = self._in_turn(round_, paid)
         due, self._early, self.eager = self.eager | in_turn, self.eager - in_turn, set()
-        for i in due:
+        for i in in_turn if self._among else due:
             self._last[i] = round_
         return sorted(due)
 
@@ -135,8 +136,18 @@ class Looks:
             elif i in self._early:
                 rounds = 2 * self._let_down.get(i, (0, 1))[1]
                 self._let_down[i] = round_ + rounds, rounds
-            slow = 4 if gain > self._worth[i] else self._lasts  # what pays again is soon noticed
-            self._worth[i] += (gain - self._worth[i]) * max(1 / slow, 1 / self._looked[i])
+            self._average(i, gain)
+
+    def _average(self, i: int, gain: float) -> None:
+        """What a look at one is worth. Among models it decides whether to look in every round or
+        now and then, beside those that follow on what was right: how often these pay says little of
+        all others, and a mean is not to be drawn to those that do."""
+        slow = _AGAIN if gain > self._worth[i] else _LATELY
+        if self._among:
+            if i in self._early:
+                return
+            slow = _AMONG
+        self._worth[i] += (gain - self._worth[i]) * max(1 / slow, 1 / self._looked[i])
 
     def drafted(self, passed: int, round_: int) -> None:
         """All of a draft by a model has passed, so many tokens."""
