@@ -21,6 +21,10 @@ _PAUSE = 4
 REPEATS = 4
 """Tokens that were right, from which on the text may be one that repeats itself."""
 
+_SURELY = 2.0
+"""Times what they take that looks bring in every round where models draft, too: it is promises that
+are compared, and the better of two is promised more than comes."""
+
 _LOOKS = 0.005
 """Of the time that such looks may take."""
 
@@ -100,7 +104,7 @@ class Looks:
         prices, n = self._prices, self._batch
         plain, compared = prices.plain(n), prices.compared(n)
         look = prices.look(i, n) + compared
-        if self._worth[i] * plain > look:
+        if self._worth[i] * plain > (_SURELY if self._among else 1.0) * look:
             return 1
         rare = max(_PAUSE, int(look / (_LOOKS * plain)))
         if rare > LATE:
