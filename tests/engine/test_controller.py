@@ -938,6 +938,21 @@ def test_a_look_that_gains_less_than_it_takes_was_in_vain():
             looks.count({1}, gain, round_)
 
 
+@pytest.mark.parametrize(("batch", "first", "pause"), [(1, 32, 10), (4, 16, 20), (16, 8, 20)])
+def test_looks_at_several_that_do_not_pay_are_rare_sooner(batch, first, pause):
+    prices = Prices([LOOK], 16)
+    prices.rested(batch, [100.0] * 3)
+    prices.add([None] * batch, [Spent({0: 5.2}, 0.0, 0.0, 100.0, 1)])
+    looks, found = Looks([LOOK], prices, always=False), []
+    looks.of(batch)
+    for round_ in range(1, 200):
+        if looks.take(round_, paid=False):
+            looks.count([0], 0.0, round_)
+            found.append(round_)
+    assert found[:first] == list(range(1, first + 1))
+    assert set(np.diff(found[first - 1 :])) == {pause}
+
+
 class Drawn(Looks):
     """Averages what all looks bring, and is drawn to those that pay."""
 
@@ -948,8 +963,7 @@ class Drawn(Looks):
 
 @pytest.mark.parametrize("among", ["those in turn", "those behind what was right"])
 def test_some_looks_that_pay_do_not_make_all_others_worth_it(among):
-    """One in four gains twice what it takes, or each that follows on a draft that passed, and no
-    other."""
+    """One in four gains five times what it takes, or each that follows on a draft that passed."""
     for kind, seldom in ((Looks, True), (Drawn, False)):
         looks, found = rare_looks(1.0), []
         looks.__class__ = kind
@@ -959,7 +973,7 @@ def test_some_looks_that_pay_do_not_make_all_others_worth_it(among):
                 looks.drafted(4, round_ - 1)
             if looks.take(round_, paid=False):
                 pays = eager or (among == "those in turn" and len(found) % 4 == 0)
-                looks.count({1}, 0.2 if pays else 0.0, round_)
+                looks.count({1}, 0.5 if pays else 0.0, round_)
                 found.append(looks.seldom(1, paid=False))
         assert all(found) == seldom
 

@@ -8,6 +8,7 @@ until another text begins.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -28,8 +29,11 @@ are compared, and the better of two is promised more than comes."""
 _LOOKS = 0.005
 """Of the time that such looks may take."""
 
+_OF_SEVERAL = 0.5
+"""Times that, where they are looks at several sequences, as one tells as much as some at one."""
+
 _SETTLED = 32
-"""Looks before that is judged."""
+"""Looks before that is judged, at one sequence; at several fewer, by the root of how many."""
 
 _LATELY, _AGAIN, _AMONG = 24, 4, 16
 """Looks over which what they bring is averaged: usually, where one has paid, as what pays again is
@@ -99,17 +103,18 @@ class Looks:
 
     def _pause(self, i: int, paid: bool) -> int:
         """In how many rounds it is looked at once."""
-        if self._always or self._looked[i] < _SETTLED:
-            return 1
         prices, n = self._prices, self._batch
+        if self._always or self._looked[i] < _SETTLED / math.sqrt(n):
+            return 1
+        share = _LOOKS if n == 1 else _OF_SEVERAL * _LOOKS
         plain, compared = prices.plain(n), prices.compared(n)
         look = prices.look(i, n) + compared
         if self._worth[i] * plain > (_SURELY if self._among else 1.0) * look:
             return 1
-        rare = max(_PAUSE, int(look / (_LOOKS * plain)))
+        rare = max(_PAUSE, int(look / (share * plain)))
         if rare > LATE:
             look = prices.look(i, n, late=True) + compared
-            rare = max(LATE, int(look / (_LOOKS * plain)))
+            rare = max(LATE, int(look / (share * plain)))
         return min(rare, 2 * _PAUSE) if paid else rare  # instead of plain decoding it is worth more
 
     # --- what came of it -----------------------------------------------------------
