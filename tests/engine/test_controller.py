@@ -28,6 +28,7 @@ from outpace.engine.control import (
     aftermath,
     controller,
     estimates,
+    looks,
     options,
     prices,
     probes,
@@ -401,7 +402,7 @@ def test_rounds_behind_a_prompt_make_no_k_dear_but_where_texts_are_that_short(mo
 def test_a_round_behind_a_pause_has_more_rows_than_the_one_before():
     """Whenever both are learned of."""
     control, rises = still(), []
-    control._prices.add = lambda picks, spents, risen, cold: rises.append((spents[0].rows, risen))
+    control._prices.add = lambda picks, spents, risen, *_: rises.append((spents[0].rows, risen))
     control.open(0, 0.0)
     for rows in (5, 5, 7):
         control.spent([Pick(0, rows - 1)], Spent({}, 1.0, 0.0, 10.0, rows))
@@ -929,6 +930,34 @@ def test_who_is_looked_at_in_vain_waits_for_longer_each_time_until_a_text_begins
     assert eager(42) == [1]
 
 
+def behind_drafts(gain: float, follow: float) -> float:
+    """In which share of rounds a look begins, where all drafts by a model pass, if it gains so
+    much, and so much a second one behind it, as it was right."""
+    looks, right, began = rare_looks(0.5), False, 0
+    for round_ in range(1, 4001):
+        if right:
+            looks.eager.add(1)
+        else:
+            looks.drafted(4, round_ - 1)
+        looked = looks.take(round_, paid=False)
+        began += bool(looked and not right)
+        if looked:
+            looks.count({1}, follow if right else gain, round_)
+        right = bool(looked and not right and follow)
+    return began / 4000
+
+
+def test_looks_behind_drafts_by_a_model_are_rare_if_they_and_those_behind_them_do_not_pay(
+    monkeypatch,
+):
+    """A look takes 0.05 of a plain round."""
+    assert behind_drafts(0.1, 0.3) > 0.4
+    assert behind_drafts(0.1, 0.0) < 0.2
+    assert behind_drafts(0.06, 0.1) < 0.2
+    monkeypatch.setattr(looks, "_SURELY", 1.0)
+    assert behind_drafts(0.1, 0.0) > 0.4
+
+
 def test_a_look_that_gains_less_than_it_takes_was_in_vain():
     for gain, again in ((0.02, []), (0.1, [1])):  # of a plain round
         looks = rare_looks(0.5)
@@ -1100,6 +1129,63 @@ def test_who_was_thought_to_pay_and_lost_all_waits_twice_as_long_each_time_until
             assert first < later[0] < later[1] < 700 < later[-1] < 1000
         else:
             assert max(later) < 200
+
+
+def test_thoughts_leave_something_for_what_they_find(monkeypatch):
+    """Of a pass that takes as long as they do; they are not free."""
+
+    def thoughts() -> int:
+        found, count = Purse(), 0
+        while not found.empty and count < 1000:
+            found.spent(20.0, 10.0, 10.0, True, 10.0)
+            count += 1
+        return count
+
+    assert 36 < thoughts() < 64
+    monkeypatch.setattr(purse, "_THOUGHTS", 0)
+    assert thoughts() < 28
+
+
+class Thinks(Controller):
+    """Takes 25 ms for a thought, two and a half plain rounds.
+
+    Attributes:
+        thoughts: so far.
+    """
+
+    def __init__(self) -> None:
+        self.thoughts = self.charged = 0
+        super().__init__([MODEL], clock=lambda: 25.0 * self.thoughts)
+
+    def _choose(self, *args):
+        self.thoughts += 1
+        return super()._choose(*args)
+
+    def spent(self, picks, spent):
+        choosing = 25.0 * (self.thoughts - self.charged)
+        self.charged = self.thoughts
+        super().spent(picks, spent._replace(choosing=choosing))
+
+
+class MakesUp(Thinks):
+    """Counts as lost what it thought."""
+
+    def spent(self, picks, spent):
+        self._lost += 25.0 * (self.thoughts - self.charged)
+        super().spent(picks, spent)
+
+
+def test_no_thought_makes_up_for_thoughts(bottomless):
+    def thoughts(kind) -> float:
+        """Of a text that goes as expected."""
+        found = []
+        for seed in SEEDS:
+            control = kind()
+            generate(World(CHEAP, [MODEL], [steady(0.5)], seed=seed), control, 300)
+            found.append(control.thoughts)
+        return float(np.mean(found))
+
+    assert thoughts(MakesUp) > 1.3 * thoughts(Thinks)
 
 
 def asked_too_often(asked: int, monkeypatch) -> int:

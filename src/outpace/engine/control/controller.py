@@ -715,11 +715,13 @@ class Controller:
             if looked and looked.round == self._round and not looked.inside:
                 looked.gaps.outside(saved, seconds)
             chose = any(picks) and self._probes.now is None
-            self._purse.spent(seconds, saved, plain, chose)
+            self._purse.spent(seconds, saved, plain, chose, spent.choosing)
             if self._now.promised:
                 gained = saved / plain - 1
                 self._promises.add(self._now.member, len(picks), self._now.promised, gained)
-            self._lost += seconds - saved
+            self._lost += (
+                seconds - spent.choosing - saved
+            )  # to think again makes up for no thoughts
             own = self._answered is not None and not self._answered.alike
             lost = self._purse.empty or (own and self._lost > self._bears * plain)
             surprised = self._surprised(saved)

@@ -3,7 +3,8 @@
 That costs little, and tells all that there is to know. If it costs more than it brings, looks
 become rare. Where they were right, or a longer draft by a model has passed as a whole, they are
 looked at in the next round; whoever then looks in vain waits, each time for twice as many rounds,
-until another text begins.
+until another text begins. Behind drafts by a model that is as rare if it does not pay, together
+with the looks behind what it found.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _PAUSE = 4
 REPEATS = 4
 """Tokens that were right, from which on the text may be one that repeats itself."""
 
-_SURELY = 2.0
-"""Times what they take that looks bring in every round where models draft, too: it is promises that
-are compared, and the better of two is promised more than comes."""
+_SURELY = 3.0
+"""Times what they take that looks must bring where models draft, too: to think about what was found
+takes as long again, and it is promises that are compared, of which the best is more than comes."""
 
 _LOOKS = 0.005
 """Of the time that such looks may take."""
@@ -57,6 +58,8 @@ class Looks:
         self._looked = [0] * len(members)
         self._last = [0] * len(members)  # rounds of the last looks, of those in turn where `_among`
         self._early: set[int] = set()  # those that are looked at in this round as they are eager
+        self._behind = [_Runs() for _ in members]  # of looks that begin behind a model's draft
+        self._passed: set[int] = set()  # those that are eager as such a draft has passed
         self._let_down: dict[int, tuple[int, int]] = {}  # until when nobody is eager, for how long
         self._right = [0.0] * len(members)  # running means of tokens that were right
         self._among = len(self._instant) < len(members)  # models, which draft where nobody looks
@@ -80,6 +83,9 @@ class Looks:
         """The same, now that they are looked at."""
         in_turn = self._in_turn(round_, paid)
         due, self._early, self.eager = self.eager | in_turn, self.eager - in_turn, set()
+        for i in self._early & self._passed:
+            self._behind[i].begin(round_)
+        self._passed = set()
         for i in in_turn if self._among else due:
             self._last[i] = round_
         return sorted(due)
@@ -103,19 +109,26 @@ class Looks:
 
     def _pause(self, i: int, paid: bool) -> int:
         """In how many rounds it is looked at once."""
-        prices, n = self._prices, self._batch
+        n = self._batch
         if self._always or self._looked[i] < _SETTLED / math.sqrt(n):
             return 1
-        share = _LOOKS if n == 1 else _OF_SEVERAL * _LOOKS
-        plain, compared = prices.plain(n), prices.compared(n)
-        look = prices.look(i, n) + compared
-        if self._worth[i] * plain > (_SURELY if self._among else 1.0) * look:
+        if self._worth[i] > (_SURELY if self._among else 1.0) * self._takes(i):
             return 1
-        rare = max(_PAUSE, int(look / (share * plain)))
-        if rare > LATE:
-            look = prices.look(i, n, late=True) + compared
-            rare = max(LATE, int(look / (share * plain)))
+        rare = self._rare(i)
         return min(rare, 2 * _PAUSE) if paid else rare  # instead of plain decoding it is worth more
+
+    def _rare(self, i: int) -> int:
+        """In how many rounds it is looked at once where that does not pay."""
+        share = _LOOKS if self._batch == 1 else _OF_SEVERAL * _LOOKS
+        rare = max(_PAUSE, int(self._takes(i) / share))
+        if rare > LATE:
+            rare = max(LATE, int(self._takes(i, late=True) / share))
+        return rare
+
+    def _takes(self, i: int, late: bool = False) -> float:
+        """What a look at one takes, in plain rounds."""
+        prices, n = self._prices, self._batch
+        return (prices.look(i, n, late) + prices.compared(n)) / max(prices.plain(n), 1e-9)
 
     # --- what came of it -----------------------------------------------------------
 
@@ -154,6 +167,7 @@ class Looks:
         slow = _AGAIN if gain > self._worth[i] else _LATELY
         if self._among:
             if i in self._early:
+                self._behind[i].add(gain, self._takes(i))
                 return
             slow = _AMONG
         self._worth[i] += (gain - self._worth[i]) * max(1 / slow, 1 / self._looked[i])
@@ -161,7 +175,10 @@ class Looks:
     def drafted(self, passed: int, round_: int) -> None:
         """All of a draft by a model has passed, so many tokens."""
         if passed >= REPEATS:
-            self.eager.update(i for i in self._instant if self._hopeful(i, round_))
+            for i in self._instant:
+                if self._hopeful(i, round_) and self._behind[i].worth_it(round_, self._rare(i)):
+                    self.eager.add(i)
+                    self._passed.add(i)
 
     def judged(self, i: int, accepted: int, round_: int) -> None:
         """So many tokens that one has proposed were right."""
@@ -184,3 +201,25 @@ class Looks:
         drafted = min(round(right[i]), len(self._passes) - 1)
         seconds = self._prices.look(i, n) + self._passes[drafted]
         return (right[i] + 1) * self._prices.plain(n) > self._unaided * seconds
+
+
+class _Runs:
+    """Looks one behind the other, each run of which begins behind a draft by a model: what they
+    have brought, and what they took, in plain rounds."""
+
+    def __init__(self) -> None:
+        self._gained = self._took = 0.0
+        self._count = self._last = 0
+
+    def begin(self, round_: int) -> None:
+        self._count, self._last = self._count + 1, round_
+        fades = 1 - 1 / _AMONG
+        self._gained, self._took = fades * self._gained, fades * self._took
+
+    def add(self, gain: float, took: float) -> None:
+        self._gained, self._took = self._gained + gain, self._took + took
+
+    def worth_it(self, round_: int, rare: int) -> bool:
+        """Whether another one may begin: one in so many rounds in any case."""
+        pays = self._count < _AMONG or self._gained > _SURELY * self._took
+        return pays or round_ - self._last >= rare

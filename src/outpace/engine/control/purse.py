@@ -6,7 +6,9 @@ purse, which holds what was gained, up to a limit, and `SHARE` of all time. When
 of plain decoding follow until it holds enough to try again. So however wrong estimates are, it
 cannot go on at a loss.
 What a drafter takes to read a text is an outlay for all that follows: it empties no purse, but
-nothing goes into one until it is paid.
+nothing goes into one until it is paid. Thoughts have some rounds of their own, into which half of
+that share goes: of a small model a thought takes longer than a round, and while little is known
+there are many, which would leave nothing for what they find.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ SHARE = 0.01
 
 _HOLDS = 24, 64
 """Plain rounds that it holds at the start, and at most."""
+
+_THOUGHTS = 16
+"""Plain rounds that may be thought, at the start and at most, before that is paid from it."""
 
 _AGAIN = 12
 """Plain rounds that it holds at least when a temperature is new."""
@@ -48,22 +53,37 @@ class Purse:
     owed: float = 0.0  # for what was read
     needs: float = 0.0  # plain rounds, until it is opened again
     enough: float = _ENOUGH[0]  # the next time
+    thoughts: float | None = None  # seconds that may be thought
 
     @property
     def empty(self) -> bool:
         """Whether nothing may be lost: it was empty, and does not hold enough since then."""
         return self.needs > 0
 
-    def spent(self, seconds: float, saved: float, plain: float, paid: bool = False) -> None:
+    def spent(
+        self,
+        seconds: float,
+        saved: float,
+        plain: float,
+        paid: bool = False,
+        thought: float = 0.0,
+    ) -> None:
         """A round, or some.
 
         Args:
             saved: seconds that plain decoding takes for as much.
             plain: seconds of a round of plain decoding.
             paid: whether it was thought to pay.
+            thought: seconds of it in which was thought what to do.
         """
         before = _HOLDS[0] * plain if self.seconds is None else self.seconds
-        more = SHARE * seconds - min(seconds - saved, ONCE * plain)
+        most = _THOUGHTS * plain
+        thoughts = most if self.thoughts is None else self.thoughts
+        free = min(thought, thoughts)
+        given, thoughts = SHARE * seconds, thoughts - free
+        self.thoughts = min(thoughts + given / 2, max(thoughts, most))
+        given -= self.thoughts - thoughts
+        more = given - min(seconds - free - saved, ONCE * plain)
         back = min(max(more, 0.0), self.owed)
         self.owed -= back
         after = before + more - back
@@ -81,6 +101,7 @@ class Purse:
         """Something begins that what was lost before says little about."""
         if self.seconds is not None:
             self.seconds = max(self.seconds, _AGAIN * plain)
+            self.thoughts = max(self.thoughts or 0.0, _AGAIN * plain)
             self.needs, self.enough = 0.0, _ENOUGH[0]
 
     def read(self, seconds: float, plain: float) -> None:
