@@ -865,7 +865,7 @@ class RestsLong(Controller):
 class NeverSurprised(Controller):
     """Keeps what it has chosen, however it goes."""
 
-    def _surprised(self, saved):
+    def _surprised(self, *_):
         return False
 
 

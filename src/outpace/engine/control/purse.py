@@ -67,6 +67,7 @@ class Purse:
         plain: float,
         paid: bool = False,
         thought: float = 0.0,
+        rounds: int = 1,
     ) -> None:
         """A round, or some.
 
@@ -75,6 +76,7 @@ class Purse:
             plain: seconds of a round of plain decoding.
             paid: whether it was thought to pay.
             thought: seconds of it in which was thought what to do.
+            rounds: of whose losses so many count as far as one does.
         """
         before = _HOLDS[0] * plain if self.seconds is None else self.seconds
         most = _THOUGHTS * plain
@@ -83,7 +85,7 @@ class Purse:
         given, thoughts = SHARE * seconds, thoughts - free
         self.thoughts = min(thoughts + given / 2, max(thoughts, most))
         given -= self.thoughts - thoughts
-        more = given - min(seconds - free - saved, ONCE * plain)
+        more = given - min(seconds - free - saved, rounds * ONCE * plain)
         back = min(max(more, 0.0), self.owed)
         self.owed -= back
         after = before + more - back
