@@ -63,6 +63,11 @@ cheap. (Six of them, of which four do not count, are dearer than what they tell:
 of the shipped target takes 17 % longer right behind one over 8 than behind others over 6, and 3 %
 after five of them.)"""
 
+_SLOW = 1.25
+"""Times as long as was expected that a round counts as at most: what lasts for longer is the
+machine's, which for some ten or hundred rounds may be half as fast, and plain decoding, which is
+not timed then, would be no faster."""
+
 _STRIDE = 8
 """Rounds of a course that are counted together."""
 
@@ -266,11 +271,22 @@ class Controller:
             if news and not self._timing and not self._purse.empty:
                 return False
         elif self._fixed or self._prices.plain_rounds() or settled(self._rested):
-            return False
+            if not self._rests_on(batch):
+                return False
         else:
             self._resters = self._keys.copy()
         self._begin()
         return True
+
+    def _rests_on(self, batch: int) -> bool:
+        """Whether to rest further as the purse does not hold enough yet: to ask that in a round
+        like others takes up to half a plain one, which is what fifty of them bring in."""
+        if not self._purse.empty or batch != len(self._resters) or self._resters != self._keys:
+            return False
+        self._settle()
+        if self._purse.empty:
+            self._pause_for([*self._keys], self._purse.rounds(self._prices.plain(batch)))
+        return self._purse.empty
 
     def rested(self, seconds: float, once: bool = False) -> None:
         """What a round took in which each sequence emitted a token.
@@ -533,7 +549,8 @@ class Controller:
         whole, promised = float(worth.each.sum()), 0.0
         if n > 1 and k:
             promised = (expected[0] / whole - 1) / self._promises.kept(member, n)
-        choice = Choice(member, *best.lengths(k), gain, *expected, until_look, promised)
+        takes = float(best.seconds[k]) if k else math.inf
+        choice = Choice(member, *best.lengths(k), gain, *expected, until_look, promised, takes)
         tried = self._try(asks, options, choice, whole, speed, worths)
         self._take(choice)
         if self._opened:
@@ -739,7 +756,8 @@ class Controller:
             self._learn()
         stride = self._stride
         stride.batch = len(picks)
-        seconds = min(whole - spent.reading, saved + ONCE * plain + spent.choosing)
+        slow = max(0.0, spent.draft + spent.rest - _SLOW * self._now.takes)
+        seconds = min(whole - spent.reading - slow, saved + ONCE * plain + spent.choosing)
         stride.add(seconds, saved, spent.choosing)
         self._lost += seconds - spent.choosing - saved  # no thought makes up for thoughts
         surprised, lost = self._surprised(saved), self._has_lost(plain)

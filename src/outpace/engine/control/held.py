@@ -9,6 +9,7 @@ time than that: what was chosen for one serves the texts that follow and go like
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
@@ -60,6 +61,7 @@ class Choice(NamedTuple):
         gap: whether it is plain decoding up to the next look only.
         promised: of several sequences, what it was promised to gain beside plain decoding, in
             plain rounds, before it was known what becomes of promises.
+        takes: seconds that a round is expected to take, looks apart.
     """
 
     member: int
@@ -71,6 +73,7 @@ class Choice(NamedTuple):
     varies: float = 0.0
     gap: bool = False
     promised: float = 0.0
+    takes: float = math.inf
 
     @property
     def plain(self) -> bool:

@@ -22,7 +22,7 @@ SHARE = 0.01
 _HOLDS = 24, 64
 """Plain rounds that it holds at the start, and at most."""
 
-_THOUGHTS = 16
+_THOUGHTS = 32
 """Plain rounds that may be thought, at the start and at most, before that is paid from it."""
 
 _AGAIN = 12
@@ -32,10 +32,13 @@ ONCE, _OWES = 4.0, 4.0
 """Plain rounds that a round may lose as far as it counts, and that may be owed at most: what runs
 for the first time takes long, and machines have hiccups."""
 
-_ENOUGH = 1.0, 8.0
-"""Plain rounds that it shall hold before it is opened again. If drafts that were thought to pay
-have emptied it, twice as many as the last time, and at most: with less, a few unlucky ones would
-empty it every time."""
+_ENOUGH, _THINKS = (1.0, 8.0), 2
+"""Plain rounds that it shall hold before it is opened again, beside so many thoughts. If drafts
+that were thought to pay have emptied it, twice as many rounds as the last time, and at most: with
+less, a few unlucky ones would empty it every time."""
+
+_LAST = 8
+"""Rounds with thoughts over which what they take is averaged."""
 
 _ASKED = 48
 """Rounds before it is asked whether it holds enough, at least: the round in which it is asked takes
@@ -54,6 +57,7 @@ class Purse:
     needs: float = 0.0  # plain rounds, until it is opened again
     enough: float = _ENOUGH[0]  # the next time
     thoughts: float | None = None  # seconds that may be thought
+    thought: float = 0.0  # seconds of the last ones, on average
 
     @property
     def empty(self) -> bool:
@@ -81,6 +85,8 @@ class Purse:
         before = _HOLDS[0] * plain if self.seconds is None else self.seconds
         most = _THOUGHTS * plain
         thoughts = most if self.thoughts is None else self.thoughts
+        if thought:
+            self.thought += (thought - self.thought) / (_LAST if self.thought else 1)
         free = min(thought, thoughts)
         given, thoughts = SHARE * seconds, thoughts - free
         self.thoughts = min(thoughts + given / 2, max(thoughts, most))
@@ -94,6 +100,7 @@ class Purse:
             self.enough = _ENOUGH[0]
         if self.seconds < 0 and not self.needs:
             self.needs = self.enough if paid else _ENOUGH[0]
+            self.needs += _THINKS * self.thought / plain
             if paid:
                 self.enough = min(2 * self.enough, _ENOUGH[1])
         elif self.seconds >= self.needs * plain:
@@ -113,4 +120,5 @@ class Purse:
     def rounds(self, plain: float) -> int:
         """Of plain decoding before it holds enough to try something again, or is asked again."""
         lacks = self.needs - (self.seconds or 0.0) / plain
-        return max(_ASKED, math.ceil(lacks / SHARE))
+        shared = self.thoughts is not None and self.thoughts < _THOUGHTS * plain
+        return max(_ASKED, math.ceil(lacks / (SHARE / 2 if shared else SHARE)))
