@@ -29,6 +29,7 @@ class Machine:
         drift: relative standard deviation of the machine's pace, which wanders in some hundred
             rounds; true times are those of its mean pace.
         cold: the first time that something runs it takes so many times as long.
+        slow: all takes so many times as long, by round.
         behind: the first rounds behind a prompt take so many times as long, whoever drafts.
         after: plain rounds that follow on one that drafted take so many times as long.
         begun: the share of the target's pass that has run when a model has drafted.
@@ -44,6 +45,7 @@ class Machine:
     noise: float = 0.05
     drift: float = 0.0
     cold: float = 1.0
+    slow: Callable[[int], float] = lambda round_: 1.0
     behind: Sequence[float] = ()
     after: Sequence[float] = ()
     begun: float = 0.0
@@ -105,6 +107,7 @@ class World:
         self.temperature = 0.0
         self.rng = np.random.default_rng(seed)
         self._pace, self._rounds, self._quiet = 0.0, 0, len(machine.after)
+        self._all = 0  # rounds, of all texts
         self._ran = set[tuple[str, int]]()
 
     def measured(self, true: float, what: tuple[str, int] = ("", 0)) -> float:
@@ -117,7 +120,7 @@ class World:
         if what not in self._ran:
             slow = max(slow, self.machine.cold)
             self._ran.add(what)
-        slow *= self.behind
+        slow *= self.behind * self.machine.slow(self._all)
         noise = self.machine.noise * float(self.rng.standard_normal())
         return true * slow * math.exp(noise + self._pace)
 
@@ -133,7 +136,7 @@ class World:
 
     def drift(self) -> None:
         """A round later."""
-        self._rounds += 1
+        self._rounds, self._all = self._rounds + 1, self._all + 1
         away = self.machine.drift * float(self.rng.standard_normal())
         self._pace = 0.99 * self._pace + math.sqrt(1 - 0.99**2) * away
 

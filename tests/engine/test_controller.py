@@ -7,6 +7,7 @@ breaks it. What an engine does with the choices is held against engines on Marko
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -1129,6 +1130,53 @@ def test_who_was_thought_to_pay_and_lost_all_waits_twice_as_long_each_time_until
             assert first < later[0] < later[1] < 700 < later[-1] < 1000
         else:
             assert max(later) < 200
+
+
+def in_slow_moments() -> float:
+    """Milliseconds per token, over the best, of texts of which a little can be gained, where for 80
+    rounds of 400 all takes three times as long."""
+    machine = replace(CHEAP, slow=lambda round_: 3.0 if round_ % 400 < 80 else 1.0)
+    paces = []
+    for seed in SEEDS:
+        world = World(machine, [MODEL], [steady(0.4)], seed=seed)
+        pace = generate(world, thinking(2.0)[0], 1000, 3).pace(1000)
+        paces.append(pace / best_pace(world, 1000, 1064)[0])
+    return float(np.mean(paces))
+
+
+def test_what_the_machine_is_slow_by_is_no_loss_of_a_choice(monkeypatch):
+    assert in_slow_moments() < 1.05
+    monkeypatch.setattr(controller, "_SLOW", math.inf)
+    assert in_slow_moments() > 1.1
+
+
+class Asked(Controller):
+    """Counts rounds that are no rest though the purse is empty. They take half as long again."""
+
+    asked = 0
+
+    def again(self, *args):
+        self.asked += self._purse.empty
+        return super().again(*args)
+
+    def spent(self, picks, spent):
+        if self._purse.empty:
+            spent = spent._replace(rest=1.5 * spent.rest)
+        super().spent(picks, spent)
+
+
+def test_whether_the_purse_holds_enough_is_asked_while_nobody_drafts(monkeypatch):
+    def asked() -> int:
+        control, world = still(Asked), World(CHEAP, [MODEL], [steady(0.02)])
+        generate(world, control, 200)
+        while not control._purse.empty:
+            control._purse.spent(1e3, 0.0, target(1), True)
+        generate(world, control, 1500)
+        return control.asked
+
+    assert asked() <= 2
+    monkeypatch.setattr(Controller, "_rests_on", lambda self, batch: False)
+    assert asked() > 4
 
 
 def test_thoughts_leave_something_for_what_they_find(monkeypatch):
