@@ -1101,6 +1101,28 @@ def test_a_text_is_one_of_many_until_it_goes_another_way():
     assert means(NeverSurprised)[1] > 1.2 * fast
 
 
+def drafts_in_vain() -> float:
+    """Rounds in which is drafted behind the 40th token of a text of which nothing is right from
+    there on, behind texts that go very well, where thinking takes half as long as a round."""
+    found = []
+    for seed in SEEDS:
+        control = thinking(5.0)[0]
+        generate(World(CHEAP, [MODEL], [steady(0.6, 0.99)], seed=seed), control, 100, 40)
+        broken = World(
+            CHEAP, [MODEL], [lambda at, depth: (at < 40) * (0.99 if depth else 0.6)], seed=seed
+        )
+        run = generate(broken, control, 100)
+        first = int((np.cumsum(run.tokens) <= 42).sum())
+        found.append(sum(bool(pick) for (pick,) in run.picks[first:]))
+    return float(np.mean(found))
+
+
+def test_a_text_of_which_nothing_more_is_right_goes_another_way(monkeypatch):
+    assert drafts_in_vain() < 18
+    monkeypatch.setattr(Estimates, "misses", lambda *_: math.inf)
+    assert drafts_in_vain() > 20
+
+
 def test_who_was_thought_to_pay_and_lost_all_waits_twice_as_long_each_time_until_it_gains():
     """A probe that lost the last does not."""
 

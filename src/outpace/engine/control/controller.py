@@ -203,6 +203,7 @@ class Controller:
         self._lost = 0.0  # since the last choice, beside plain decoding
         self._bears = _LOST  # plain rounds that may be lost
         self._more, self._since = 0.0, 0  # beside what was expected, and rounds since then
+        self._missed = 0  # drafts of models of which nothing was accepted, since one was
         # by slot: whose whole draft was accepted in this round, and tokens since one was refused
         self._passed: dict[int, tuple[int, int]] = {}
         self._behind: dict[int, tuple[int, int]] = {}  # and in the one before
@@ -242,7 +243,7 @@ class Controller:
             self._purse.begin(self._prices.plain(1))
             self._known.add(key)
         self._keys[slot], self._prompts[slot] = key, prompt
-        self._opened, self._cold = True, _BEHIND
+        self._opened, self._cold, self._missed = True, _BEHIND, 0
         self._passed.pop(slot, None)
         self._estimates.open(slot, key)
         self._looks.new_text()
@@ -550,7 +551,11 @@ class Controller:
         if n > 1 and k:
             promised = (expected[0] / whole - 1) / self._promises.kept(member, n)
         takes = float(best.seconds[k]) if k else math.inf
-        choice = Choice(member, *best.lengths(k), gain, *expected, until_look, promised, takes)
+        misses = math.inf
+        if n == 1 and k and member >= 0:
+            misses = self._estimates.misses(asks[0].slot, member, kind_beside(asks[0]))
+        choice = Choice(member, *best.lengths(k), gain, *expected, until_look, promised)
+        choice = choice._replace(takes=takes, misses=misses)
         tried = self._try(asks, options, choice, whole, speed, worths)
         self._take(choice)
         if self._opened:
@@ -573,6 +578,8 @@ class Controller:
         goes as expected, what is chosen is for all that are like it."""
         key = self._keys[slots[0]]
         if len(slots) > 1 or self._fixed or self._held.now >= self._parts:
+            if len(slots) == 1 and self._estimates.alike(slots[0]):
+                self._learn()  # what it showed while it was taken for one like all others
             for slot in slots:
                 self._estimates.part(slot)
         elif self._estimates.alike(slots[0]):
@@ -730,6 +737,9 @@ class Controller:
         if told.accepted:
             self._vain = False
         if not self.members[i].instant:
+            self._missed = 0 if told.accepted else self._missed + 1
+            if self._missed >= self._now.misses and self._held.now < self._parts:
+                self._goes_apart()
             if told.accepted == told.reached:
                 before = self._behind[told.slot][1] if state != FAILED else 0
                 self._passed[told.slot] = i, before + told.accepted + 1

@@ -155,7 +155,7 @@ class _Table:
             self.apart = _anew(len(self.apart), self.apart[0].depths, _OWN)
             for one, after in self.streak:
                 self.apart[after].add(one.reached, one.accepted)
-            self.streak, self.odds = [], 0.0
+            self.streak, self.odds, self.believed = [], 0.0, None
 
 
 @dataclass(slots=True)
@@ -223,6 +223,11 @@ class Estimates:
             open_.alike = False
             open_.outlooks.clear()
 
+    def misses(self, slot: int, member: int, kind: int) -> float:
+        """After how many rounds in a row that accept nothing a text is another one now."""
+        passes = float(self.outlook(slot, member, kind).apart[FAILED][1]) - 1
+        return _CHANGED / math.log(min(max(1 - passes, _LEAST), 1 - _LEAST))
+
     def length(self, slot: int) -> int:
         """Tokens that a sequence has emitted."""
         open_ = self._open.get(slot)
@@ -247,8 +252,14 @@ class Estimates:
             self._alike[which].add(open_.own[which].last, told.accepted)
         else:
             open_.own[which] = _Table.new(profile, _OWN, length)
-        open_.own[which].add(told, length, state)
-        open_.own[which].watch(told, state)
+        own = open_.own[which]
+        own.add(told, length, state)
+        if own.believed is None and open_.alike and not told.accepted:
+            # it was drafted for by what others have shown
+            alphas = self._prior(open_.key, *which, open_.age)
+            alphas = own.alphas(alphas, _AWARE) if own.changed else alphas
+            own.believed = Outlook.of(alphas, self._most)
+        own.watch(told, state)
         open_.outlooks.pop(which, None)
         self._judged[which] = self._judged.get(which, 0) + 1
         tables = self._shared.setdefault((open_.key, told.member), {})

@@ -62,6 +62,8 @@ class Choice(NamedTuple):
         promised: of several sequences, what it was promised to gain beside plain decoding, in
             plain rounds, before it was known what becomes of promises.
         takes: seconds that a round is expected to take, looks apart.
+        misses: drafts by a model for a single sequence, one behind the other, of which nothing is
+            accepted, that show that it does not go as expected.
     """
 
     member: int
@@ -74,6 +76,7 @@ class Choice(NamedTuple):
     gap: bool = False
     promised: float = 0.0
     takes: float = math.inf
+    misses: float = math.inf
 
     @property
     def plain(self) -> bool:
