@@ -403,7 +403,7 @@ def test_rounds_behind_a_prompt_make_no_k_dear_but_where_texts_are_that_short(mo
 def test_a_round_behind_a_pause_has_more_rows_than_the_one_before():
     """Whenever both are learned of."""
     control, rises = still(), []
-    control._prices.add = lambda picks, spents, risen, *_: rises.append((spents[0].rows, risen))
+    control._prices.add = lambda picks, spents, risen, cold: rises.append((spents[0].rows, risen))
     control.open(0, 0.0)
     for rows in (5, 5, 7):
         control.spent([Pick(0, rows - 1)], Spent({}, 1.0, 0.0, 10.0, rows))
@@ -866,7 +866,7 @@ class RestsLong(Controller):
 class NeverSurprised(Controller):
     """Keeps what it has chosen, however it goes."""
 
-    def _surprised(self, *_):
+    def _surprised(self, saved):
         return False
 
 
@@ -1256,6 +1256,38 @@ def test_no_thought_makes_up_for_thoughts(bottomless):
         return float(np.mean(found))
 
     assert thoughts(MakesUp) > 1.3 * thoughts(Thinks)
+
+
+def test_rounds_in_which_nothing_is_to_be_thought_about_are_counted_together(monkeypatch):
+    """None is lost."""
+    spent = Purse.spent
+
+    def counted() -> tuple[int, int, int]:
+        """Times, rounds that were counted then, and those that there were."""
+        sums, (control, _) = [], thinking(2.0)
+        tell = control.spent
+        timed = 0
+
+        def noted(self, seconds, saved, plain, paid=False, thought=None, rounds=1):
+            if thought is not None:  # else they were rested in
+                sums.append(rounds)
+            spent(self, seconds, saved, plain, paid, thought or 0.0, rounds)
+
+        def told(picks, what):
+            nonlocal timed
+            timed += control._prices.plain_rounds() > 0
+            tell(picks, what)
+
+        control.spent = told
+        monkeypatch.setattr(Purse, "spent", noted)
+        generate(World(CHEAP, [MODEL], [steady(0.8)]), control, 2000)
+        return len(sums), sum(sums), timed
+
+    times, rounds, timed = counted()
+    assert rounds == timed > 2 * times
+    monkeypatch.setattr(controller, "_STRIDE", 1)
+    times, rounds, timed = counted()
+    assert rounds == timed == times
 
 
 def asked_too_often(asked: int, monkeypatch) -> int:

@@ -131,7 +131,7 @@ class _Stride:
     """Rounds of a course, for so many sequences: seconds that they took, those of plain decoding
     that they saved, and those in which was thought what to do."""
 
-    batch: int
+    batch: int = 1
     rounds: int = 0
     seconds: float = 0.0
     saved: float = 0.0
@@ -197,7 +197,7 @@ class Controller:
         self._gaps: dict[Key, Gaps] = {}
         self._looked: _Looked | None = None  # when it was last
         self._course: _Course | None = None  # while one lasts
-        self._along, self._stride = False, _Stride(1)  # whether this round only goes on with it
+        self._along, self._stride = False, _Stride()  # whether this round only goes on with it
         self._news: list[_Judged | _Round] = []
         self._worth: Worth | None = None  # of tokens of those that were last chosen for
         self._lost = 0.0  # since the last choice, beside plain decoding
@@ -790,9 +790,12 @@ class Controller:
         Args:
             chose: whether drafts were thought to pay in them.
         """
-        stride, self._stride = self._stride, _Stride(self._batch)
+        stride = self._stride
+        if not stride.rounds:
+            return
+        self._stride = _Stride()
         rounds, saved, plain = stride.rounds, stride.saved, self._prices.plain(stride.batch)
-        if not (rounds and plain) or self._fixed:
+        if not plain or self._fixed:
             return
         self._purse.spent(stride.seconds, saved, plain, chose, stride.thought, rounds)
         if self._now.promised:
