@@ -89,9 +89,6 @@ processor's caches: by half, a third and a tenth, on the shipped pair."""
 _SETTLE = 64
 """Rounds that are rested in, before they are counted."""
 
-_Beginning = tuple[Key, int, int]
-
-
 class _Judged(NamedTuple):
     """What was told, how many tokens the sequence had emitted by then, and its state
     (`Outlook`)."""
@@ -224,7 +221,6 @@ class Controller:
         self._batch = 1
         self._asked = self.most  # the longest budget of those
         self._chosen = PLAIN
-        self._alike: dict[int, _Beginning] = {}  # what sequences are like
         # when there is time to choose for one by what it has shown itself, or there must be
         self._parts = 0.0
         self._answered: Question | None = None  # by what this round goes by
@@ -248,7 +244,6 @@ class Controller:
         self._estimates.open(slot, key)
         self._looks.new_text()
         self._held.part()
-        self._alike.pop(slot, None)
         self._parts, self._course = self._held.until(key), None
 
     def close(self, slot: int) -> None:
@@ -477,7 +472,9 @@ class Controller:
             began = self._held.begin(question)
             self._learn()
             before = self._held.before(question) if question.alike else None
-            choice, tried = self._choose(asks, crowded, before or self._chosen)
+            # what is chosen at the end of a text is for the beginnings of others, too
+            full = [a._replace(budget=self.most) for a in asks] if question.alike else asks
+            choice, tried = self._choose(full, crowded, before or self._chosen)
             self._held.keep(question, choice, began)
         else:
             self._adopt(held)
@@ -583,11 +580,7 @@ class Controller:
             for slot in slots:
                 self._estimates.part(slot)
         elif self._estimates.alike(slots[0]):
-            slot = slots[0]
-            if slot not in self._alike:
-                sizes = self._prompts[slot].bit_length(), left.bit_length()
-                self._alike[slot] = key, *sizes
-            who = self._alike[slot], self._estimates.age(slot), tuple(late)
+            who = key, self._estimates.age(slots[0]), tuple(late)
             return Question((*who, left.bit_length()) if late else who, kind, True, key)
         return Question(tuple(slots), kind, key=key)
 
