@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from outpace.engine.control import Ask, Controller, Pick, Profile, Spent, Told, kind_of
+from outpace.engine.control import (
+    LATE,
+    Ask,
+    Controller,
+    Pick,
+    Profile,
+    Spent,
+    Told,
+    kind_of,
+    late,
+)
 
 Alpha = Callable[[int, int], float]
 """α of a drafter at a token of the text and a depth."""
@@ -152,6 +162,12 @@ class World:
                 return depth
         return k
 
+    def _lags(self, read: Mapping[int, int], at: int) -> dict[int, int]:
+        """What those with a model have not read, if it is much, who have read so far."""
+        models = [i for i, p in enumerate(self.members) if not p.instant]
+        behind = {i: self.prompt + at - read.get(i, 0) for i in models}
+        return {i: lag if lag > LATE else 0 for i, lag in behind.items()}
+
     def generate(self, controller: Controller, tokens: int, run: Run) -> None:
         """Sequences of so many tokens each."""
         m = self.machine
@@ -171,7 +187,9 @@ class World:
                 self.drift()
                 continue
             budgets = [max(0, min(controller.most, tokens - at - 1)) for at in text]
-            held = controller.again(list(range(self.batch)), budgets, tokens - text[0])
+            lags = [self._lags(read[b], at) for b, at in enumerate(text)]
+            slots = list(range(self.batch))
+            held = controller.again(slots, budgets, tokens - text[0], late(lags[0]))
             looks = {i: m.look[i] for i in controller.looks()} if held is None else {}
             asks = []
             found: list[dict[int, int]] = []
@@ -180,20 +198,13 @@ class World:
                 found.append({i: self.passed(b, i, at, depth) for i, depth in depths.items()})
                 offers = {i: range(depth + 1) for i, depth in depths.items()}
                 waiting[b] += [(i, at, found[b][i], depth) for i, depth in depths.items() if depth]
-                lags = {
-                    i: self.prompt + at - read[b].get(i, 0)
-                    for i, p in enumerate(self.members)
-                    if not p.instant
-                }
-                lags = {i: lag if lag > 32 else 0 for i, lag in lags.items()}
-                left = max(0, tokens - at)
-                asks.append(Ask(b, max(0, min(controller.most, left - 1)), left, offers, lags))
+                asks.append(Ask(b, budgets[b], max(0, tokens - at), offers, lags[b]))
             picks = controller.choose(asks) if held is None else held
             draft = reading = 0.0
             rows, emitted, expected = 1, 0, 0.0
             drafting = {p.member for p in picks if p and not self.members[p.member].instant}
             for i in drafting:
-                lag = sum(asks[b].lags[i] for b, p in enumerate(picks) if p and p.member == i)
+                lag = sum(lags[b][i] for b, p in enumerate(picks) if p and p.member == i)
                 if lag:
                     reading += lag * m.reading[i]
                     controller.read(i, lag, self.measured(lag * m.reading[i]))

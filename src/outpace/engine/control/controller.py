@@ -89,6 +89,7 @@ processor's caches: by half, a third and a tenth, on the shipped pair."""
 _SETTLE = 64
 """Rounds that are rested in, before they are counted."""
 
+
 class _Judged(NamedTuple):
     """What was told, how many tokens the sequence had emitted by then, and its state
     (`Outlook`)."""

@@ -38,9 +38,11 @@ _AGES = 32, 4
 """Tokens that are a sequence's beginning, and its very beginning. Later texts repeat themselves
 more, and what answers a prompt is the hardest to draft."""
 
-_CHANGED = math.log(1e-3)
+_CHANGED, _TIRED = math.log(1e-3), math.log(3e-4)
 """A streak of rounds that accept nothing, or all, that is less likely by what was believed shows
-that the text is another one now: what it showed before is forgotten."""
+that the text is another one now: what it showed before is forgotten. The second is of a drafter
+with a model that is refused: it is judged in nearly all rounds, and rounds of a hard stretch are
+alike, so that chance has more to choose from."""
 
 _AWARE = 2.0
 """Rounds that outweigh what others have shown from then on."""
@@ -150,7 +152,7 @@ class _Table:
         reaches = float(gains[deepest] - gains[deepest - 1])
         self.odds += math.log(max(1 - reaches if nothing else reaches, _LEAST))
         self.streak.append((told, state))
-        if self.odds < _CHANGED:
+        if self.odds < (_TIRED if nothing and len(self.apart) > 1 else _CHANGED):
             self.changed = True
             self.apart = _anew(len(self.apart), self.apart[0].depths, _OWN)
             for one, after in self.streak:
