@@ -176,7 +176,7 @@ class World:
         # what was looked at: by whom, where, how much is right, and how much there is
         waiting: list[list[tuple[int, int, int, int]]] = [[] for _ in text]
         for slot in range(self.batch):
-            controller.open(slot, self.temperature, self.prompt)
+            controller.open(slot, self.temperature)
         while min(text) < tokens:
             if controller.rests(self.batch, any(waiting)):
                 seconds = m.target(self.batch) * self.after

@@ -261,7 +261,7 @@ def test_a_probe_loses_no_more_than_some_plain_rounds_and_all_that_it_reads():
 def test_a_round_that_is_like_no_other_is_still_one_that_drafted_and_read():
     """Though it says nothing of what drafts take, nor whether they pay."""
     control = still()
-    control.open(0, 0.0, 5)
+    control.open(0, 0.0)
     for _ in range(3):
         assert control.rests(1, False)
         control.rested(10.0)
@@ -1073,8 +1073,8 @@ def test_what_is_chosen_at_a_new_temperature_is_not_held_as_if_much_were_known()
 class OfItsOwn(Controller):
     """Chooses for every sequence by what it has shown itself, from its first round on."""
 
-    def open(self, slot, key, prompt=0):
-        super().open(slot, key, prompt)
+    def open(self, slot, key):
+        super().open(slot, key)
         self._parts = 0.0
 
 

@@ -94,7 +94,7 @@ class Drafting:
         """A sequence begins. Who runs a model reads it when it is to draft."""
         slot = self._slots[context.slot] = _Slot(context, {}, [])
         if self.controller is not None:
-            self.controller.open(context.slot, key_of(temperature), len(context.tokens))
+            self.controller.open(context.slot, key_of(temperature))
         for m, member in enumerate(self.members):
             if self.controller is None or member.taps:
                 member.open(context, self._features(member, features))

@@ -218,7 +218,6 @@ class Controller:
         self._timing = False  # whether that is to time plain decoding
         self._keys: dict[int, Key] = {}
         self._known: set[Key] = set()  # those there have been
-        self._prompts: dict[int, int] = {}  # tokens
         self._batch = 1
         self._asked = self.most  # the longest budget of those
         self._chosen = PLAIN
@@ -229,8 +228,8 @@ class Controller:
 
     # --- sequences ---------------------------------------------------------------
 
-    def open(self, slot: int, key: Key, prompt: int = 0) -> None:
-        """A sequence begins, whose prompt has so many tokens."""
+    def open(self, slot: int, key: Key) -> None:
+        """A sequence begins."""
         self._settle()  # rounds that it had no part in
         if self._resters.get(slot) != key:
             self._resting = 0
@@ -239,7 +238,7 @@ class Controller:
         if key not in self._known:
             self._purse.begin(self._prices.plain(1))
             self._known.add(key)
-        self._keys[slot], self._prompts[slot] = key, prompt
+        self._keys[slot] = key
         self._opened, self._cold, self._missed = True, _BEHIND, 0
         self._passed.pop(slot, None)
         self._estimates.open(slot, key)
@@ -249,9 +248,8 @@ class Controller:
 
     def close(self, slot: int) -> None:
         self._count_up()
-        self._learn()
+        self._learn(over=slot)
         self._keys.pop(slot, None)
-        self._prompts.pop(slot, None)
         self._estimates.close(slot)
 
     # --- a round ------------------------------------------------------------------
@@ -828,14 +826,18 @@ class Controller:
         """A drafter has read what it lacked of a text."""
         self._prices.read(member, tokens, seconds)
 
-    def _learn(self) -> None:
-        """What was told since the last choice: rounds for which it was held did not wait."""
+    def _learn(self, over: int | None = None) -> None:
+        """What was told since the last choice: rounds for which it was held did not wait.
+
+        Args:
+            over: a slot whose sequence has ended.
+        """
         self._settle()
         news, self._news = self._news, []
         alike: dict[tuple[Any, ...], list[Spent]] = {}
         for item in news:
             if isinstance(item, _Judged):
-                self._estimates.add(*item)
+                self._estimates.add(*item, over=item.told.slot == over)
                 self._probes.told(item.told)
                 continue
             picks, spent, saved, risen, cold = item

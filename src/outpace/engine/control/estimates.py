@@ -95,17 +95,17 @@ class _Table:
     """Evidence, and the text there was when it was last added to.
 
     Attributes:
-        apart: of rounds in each state (`Outlook`), or of all where nobody is told of states.
-        last: what was accepted in the last round.
+        states: of rounds in each state (`Outlook`), or of all where nobody is told of states; and
+            the text that each of them knows of.
         believed: what was last expected.
         streak: rounds that accepted nothing, or all, of late, and in which state; `odds` the
             logarithm of their likelihood.
         changed: whether one was too unlikely.
     """
 
-    apart: tuple[Survival, ...]
+    states: tuple[Survival, ...]
     text: int
-    last: int = 0
+    known: list[int] = field(default_factory=lambda: [0] * STATES)
     believed: Outlook | None = None
     streak: list[tuple[Told, int]] = field(default_factory=list)
     odds: float = 0.0
@@ -113,25 +113,36 @@ class _Table:
 
     @classmethod
     def new(cls, profile: Profile, memory: float, text: int) -> _Table:
-        return cls(_anew(1 if profile.instant else STATES, profile.most, memory), text)
+        states = 1 if profile.instant else STATES
+        return cls(_anew(states, profile.most, memory), text, [text] * states)
 
     def add(self, told: Told, text: int, state: int) -> None:
-        for survival in self.apart:
-            survival.pass_by(text - self.text)
         self.text = text
-        self.apart[state].add(told.reached, told.accepted)
-        self.last = told.accepted
+        self._faded(state).add(told.reached, told.accepted)
+
+    def _faded(self, state: int) -> Survival:
+        """Evidence of this state, as old as it is by now."""
+        found = self.states[state]
+        found.pass_by(self.text - self.known[state])
+        self.known[state] = self.text
+        return found
+
+    @property
+    def apart(self) -> list[Survival]:
+        """Evidence of every state."""
+        return [self._faded(state) for state in range(len(self.states))]
 
     def alphas(self, priors: Sequence[Sequence[float]], trust: float) -> list[list[float]]:
         """α of a sequence, apart. In which it does better than others in one state, it is expected
         to in the others (`_SHOWN_IN`)."""
-        if len(self.apart) == 1:
-            return [self.apart[0].alpha(priors[0], trust)]
-        judged = zip(self.apart[:LASTING], priors[:LASTING], strict=True)
+        apart = self.apart
+        if len(apart) == 1:
+            return [apart[0].alpha(priors[0], trust)]
+        judged = zip(apart[:LASTING], priors[:LASTING], strict=True)
         shown = [survival.alpha(prior, trust) for survival, prior in judged]
         found = []
-        for survival, prior, other in zip(self.apart, priors, _SHOWN_IN, strict=True):
-            if not self.apart[other].empty:
+        for survival, prior, other in zip(apart, priors, _SHOWN_IN, strict=True):
+            if not apart[other].empty:
                 odds = _odds(prior) + _odds(shown[other]) - _odds(priors[other])
                 prior = (1 / (1 + np.exp(-odds))).tolist()
             found.append(survival.alpha(prior, trust))
@@ -152,22 +163,23 @@ class _Table:
         reaches = float(gains[deepest] - gains[deepest - 1])
         self.odds += math.log(max(1 - reaches if nothing else reaches, _LEAST))
         self.streak.append((told, state))
-        if self.odds < (_TIRED if nothing and len(self.apart) > 1 else _CHANGED):
+        if self.odds < (_TIRED if nothing and len(self.states) > 1 else _CHANGED):
             self.changed = True
-            self.apart = _anew(len(self.apart), self.apart[0].depths, _OWN)
+            self.states = _anew(len(self.states), self.states[0].depths, _OWN)
             for one, after in self.streak:
-                self.apart[after].add(one.reached, one.accepted)
+                self._faded(after).add(one.reached, one.accepted)
             self.streak, self.odds, self.believed = [], 0.0, None
 
 
 @dataclass(slots=True)
 class _Open:
-    """A sequence: its tokens, whether it is taken for one like all others, its evidence by member
-    and kind, and what follows from it."""
+    """A sequence: its tokens, whether it is taken for one like all others, what was accepted last
+    and its evidence, by member and kind, and what follows from it."""
 
     key: Key
     tokens: int = 0
     alike: bool = True
+    last: dict[tuple[int, int], int] = field(default_factory=dict)
     own: dict[tuple[int, int], _Table] = field(default_factory=dict)
     outlooks: dict[tuple[int, int], Outlook] = field(default_factory=dict)
 
@@ -235,26 +247,44 @@ class Estimates:
         open_ = self._open.get(slot)
         return 0 if open_ is None else open_.tokens
 
-    def add(self, told: Told, length: int | None = None, state: int = FAILED) -> None:
+    def add(
+        self, told: Told, length: int | None = None, state: int = FAILED, over: bool = False
+    ) -> None:
         """A proposal was judged.
 
         Args:
             length: tokens that its sequence had emitted by then; by default it is told at once.
             state: of the text, see `Outlook`.
+            over: whether the sequence has ended, so that nothing follows for itself.
         """
         open_ = self._open.get(told.slot)
         if open_ is None:
             return
         length = open_.tokens if length is None else length
-        began = length - told.accepted - 1
-        which, profile = (told.member, told.kind), self._members[told.member]
-        if which in open_.own:
+        which, key = (told.member, told.kind), (open_.key, told.member)
+        before = open_.last.get(which)
+        if before is not None:
             if which not in self._alike:
                 self._alike[which] = Likeness(_ROUNDS)
-            self._alike[which].add(open_.own[which].last, told.accepted)
-        else:
-            open_.own[which] = _Table.new(profile, _OWN, length)
-        own = open_.own[which]
+            self._alike[which].add(before, told.accepted)
+        open_.last[which] = told.accepted
+        if not over:
+            self._show(open_, told, length, state)
+        self._judged[which] = self._judged.get(which, 0) + 1
+        tables = self._shared.setdefault(key, {})
+        table = tables.get(like := (told.kind, _age(length - told.accepted - 1)))
+        if table is None:
+            profile = self._members[told.member]
+            table = tables[like] = _Table.new(profile, _OTHERS, self._text)
+        table.add(told, self._text, state)
+        self._told[key] = self._told.get(key, 0) + 1
+
+    def _show(self, open_: _Open, told: Told, length: int, state: int) -> None:
+        """What a sequence shows itself."""
+        which = told.member, told.kind
+        own = open_.own.get(which)
+        if own is None:
+            own = open_.own[which] = _Table.new(self._members[told.member], _OWN, length)
         own.add(told, length, state)
         if own.believed is None and open_.alike and not told.accepted:
             # it was drafted for by what others have shown
@@ -263,13 +293,6 @@ class Estimates:
             own.believed = Outlook.of(alphas, self._most)
         own.watch(told, state)
         open_.outlooks.pop(which, None)
-        self._judged[which] = self._judged.get(which, 0) + 1
-        tables = self._shared.setdefault((open_.key, told.member), {})
-        like = told.kind, _age(began)
-        if like not in tables:
-            tables[like] = _Table.new(profile, _OTHERS, self._text)
-        tables[like].add(told, self._text, state)
-        self._told[open_.key, told.member] = self._told.get((open_.key, told.member), 0) + 1
 
     def new(self, member: int, kind: int) -> bool:
         """Whether a drafter has hardly been tried in such rounds."""
@@ -327,7 +350,8 @@ class Estimates:
         found = Survival(self._members[member].most, _OTHERS)
         for (k, a), table in self._shared.get((key, member), {}).items():
             if kind in (None, k) and age in (None, a):
-                for survival in table.apart if state is None else (table.apart[state],):
+                apart = table.apart
+                for survival in apart if state is None else (apart[state],):
                     found.gain(survival, self._text - table.text)
         return found
 
