@@ -369,9 +369,9 @@ def test_the_first_rounds_of_a_text_and_one_of_much_reading_are_said_to_be_cold(
     control, flags = still(), []
     add = control._prices.add
 
-    def noted(picks, spents, risen, cold):
+    def noted(picks, spents, moved, cold):
         flags.append((len(spents), cold))
-        add(picks, spents, risen, cold)
+        add(picks, spents, moved, cold)
 
     control._prices.add = noted
     generate(World(machine, [MODEL], [steady(0.8)], prompt=50), control, 120, requests=6)
@@ -403,7 +403,7 @@ def test_rounds_behind_a_prompt_make_no_k_dear_but_where_texts_are_that_short(mo
 def test_a_round_behind_a_pause_has_more_rows_than_the_one_before():
     """Whenever both are learned of."""
     control, rises = still(), []
-    control._prices.add = lambda picks, spents, risen, cold: rises.append((spents[0].rows, risen))
+    control._prices.add = lambda picks, spents, moved, cold: rises.append((spents[0].rows, moved))
     control.open(0, 0.0)
     for rows in (5, 5, 7):
         control.spent([Pick(0, rows - 1)], Spent({}, 1.0, 0.0, 10.0, rows))
@@ -1083,7 +1083,7 @@ def short_texts(kind) -> np.ndarray:
     accepted far more often: thoughts and milliseconds per token, of those and of the others."""
     control, thoughts = thinking(5.0, kind)
     found = []
-    for i in range(120):
+    for i in range(360):
         world = World(CHEAP, [MODEL], [steady(0.4 if i % 4 else 0.98)], seed=i)
         run, before = Run(), len(thoughts)
         world.generate(control, 100, run)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -160,17 +162,32 @@ def test_what_was_measured_while_the_machine_was_slow_does_not_seem_dearer(monke
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_size_that_is_tried_now_and_then_is_as_dear_as_if_it_always_were(told):
-    """What one behind a smaller size takes longer, 8 % here, is told apart."""
+    """What one behind another size takes longer, 8 % here, is told apart."""
     times, rng, before, counts = passes(), np.random.default_rng(0), 4, (24, 2)
     for turn in range(400):
         size = (4, 5)[turn % 2]
         for _ in range(counts[turn % 2]):
-            risen = size > before
-            seconds = (20.0, 21.0)[turn % 2] * np.exp(0.08 * risen + 0.03 * rng.standard_normal())
-            times.add(size, 1, seconds, risen and told)
+            moved = size > before  # the way back takes no longer here
+            seconds = (20.0, 21.0)[turn % 2] * np.exp(0.08 * moved + 0.03 * rng.standard_normal())
+            times.add(size, 1, seconds, moved and told)
             before = size
     assert (times.one(5, 1) / times.one(4, 1) < 1.065) == told
     assert times.rise == pytest.approx(0.08 if told else 0.0, abs=0.03)
+
+
+def believed_of_both(rounds: int) -> float:
+    """Of a size that takes 10 ms in as many rounds, one after the other, and 11 in single ones."""
+    times, rng = passes(), np.random.default_rng(0)
+    for turn in range(200):
+        single = turn % 2
+        noise = 0.07 * rng.standard_normal() / (1 if single else math.sqrt(20))
+        times.add(7, 1, (11.0 if single else 10.0) * np.exp(noise), rounds=1 if single else rounds)
+    return times.one(7, 1)
+
+
+def test_the_mean_of_many_rounds_counts_for_more_than_a_single_one():
+    assert believed_of_both(20) < 10.3
+    assert believed_of_both(1) > 10.35
 
 
 def test_rounds_right_behind_a_prompt_are_not_what_others_take():

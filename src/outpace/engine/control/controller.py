@@ -100,13 +100,13 @@ class _Judged(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """What a round took, and how many seconds of plain decoding it saved; `risen` and `cold` as
+    """What a round took, and how many seconds of plain decoding it saved; `moved` and `cold` as
     in `Prices.add`."""
 
     picks: Sequence[Pick | None]
     spent: Spent
     saved: float
-    risen: bool
+    moved: bool
     cold: bool
 
 
@@ -746,12 +746,12 @@ class Controller:
         """What a round took; told after everything else about it."""
         plain = self._prices.plain(len(picks))
         saved = self._saved(plain) if any(picks) else plain
-        risen, cold = spent.rows > self._rows, self._cold > 0 or spent.reading > spent.draft
+        moved, cold = spent.rows != self._rows, self._cold > 0 or spent.reading > spent.draft
         self._rows, self._cold = spent.rows, max(0, self._cold - 1)
         if spent.once:
             self._follows(picks, spent, plain)
             return
-        self._news.append(_Round(picks, spent, saved, risen, cold))
+        self._news.append(_Round(picks, spent, saved, moved, cold))
         whole = spent.seconds
         self._held.passed(whole)
         if len(self._news) > _NEWS:
@@ -840,13 +840,13 @@ class Controller:
                 self._estimates.add(*item, over=item.told.slot == over)
                 self._probes.told(item.told)
                 continue
-            picks, spent, saved, risen, cold = item
-            what = tuple(picks), risen, cold, spent.rows, *spent.looks
+            picks, spent, saved, moved, cold = item
+            what = tuple(picks), moved, cold, spent.rows, *spent.looks
             alike.setdefault(what, []).append(spent)
             plain = self._prices.plain(len(picks))
             self._probes.spent(spent.seconds, saved, plain, spent.reading)
-        for (picks, risen, cold, *_), spents in alike.items():
-            self._prices.add(picks, spents, risen, cold)
+        for (picks, moved, cold, *_), spents in alike.items():
+            self._prices.add(picks, spents, moved, cold)
 
     # --- why ----------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ _PATIENT = 4
 """Times as long, at most: twice as long where the last thought changed nothing, and so on."""
 
 _SOON = 0.25
-"""Of the time since the first choice at that temperature: as long as little is known, none is held
-for longer."""
+"""Of the time of all rounds that went by such choices, and of that since the first choice at that
+temperature: as long as little is known, none is held for longer."""
 
 _SHARE_SOON = 0.02
 """Of the time that choosing may take then."""
@@ -106,13 +106,14 @@ class _Book:
     """Choices that are thought about anew at the same time.
 
     Attributes:
-        used: seconds of rounds that went by them, since the first of them was begun.
+        used, all: seconds of rounds that went by them, since the first of them was begun, and by
+            those before, too.
     """
 
     def __init__(self) -> None:
         self._choices: dict[Question, Choice] = {}
         self._before: dict[Question, Choice] = {}  # the last ones
-        self._began = self._thought = self._lasts = self.used = 0.0
+        self._began = self._thought = self._lasts = self.used = self.all = 0.0
         self._patience = 1  # times as long as usual
 
     def drop(self) -> None:
@@ -157,7 +158,8 @@ class _Book:
         self._choices[question] = choice
         self._thought += seconds
         longest = self._patience * self._thought / _SHARE
-        self._lasts = min(longest, max((self._began - first) * _SOON, self._thought / _SHARE_SOON))
+        known = min(self.all, self._began - first)
+        self._lasts = min(longest, max(known * _SOON, self._thought / _SHARE_SOON))
 
 
 class Held:
@@ -203,6 +205,7 @@ class Held:
         """A round took so long, by what was found or kept last."""
         self.now += seconds
         self._current.used += seconds
+        self._current.all += seconds
 
     def begin(self, question: Question) -> float:
         """Something begins to be thought about: when."""

@@ -120,7 +120,7 @@ class Prices:
         return found
 
     def rises(self, rows: Floats, member: int) -> Floats:
-        """What a pass over so many rows of a single sequence takes longer behind one over fewer
+        """What a pass over so many rows of a single sequence takes longer behind one over other
         rows."""
         times = self._begun.get(member, self._rest)
         found: Floats = math.expm1(times.rise) * times.at(rows, 1)
@@ -163,7 +163,7 @@ class Prices:
         self,
         picks: Sequence[Pick | None],
         spents: Sequence[Spent],
-        risen: bool = False,
+        moved: bool = False,
         cold: bool = False,
     ) -> None:
         """What rounds took, soon one after the other, in which the same was picked and as many rows
@@ -171,7 +171,7 @@ class Prices:
         them.
 
         Args:
-            risen: whether in the round before each of them fewer were.
+            moved: whether in the round before each of them more or fewer were.
             cold: whether much was read right before, which has driven what a round needs out of
                 the processor's caches: it takes up to twice as long as others, and is counted
                 only where no other is known.
@@ -194,7 +194,8 @@ class Prices:
             self.rounds[m] += len(spents)
             if not self._members[m].instant:
                 if not (cold and self._draft[m].measured):
-                    self._draft[m].add(k, batch, _usual([spent.draft for spent in spents]))
+                    drafting = _usual([spent.draft for spent in spents])
+                    self._draft[m].add(k, batch, drafting, moved, len(spents))
                 rest = self._begun.get(m, rest)
                 if len(longest) == 1:  # else the rows may be those of others
                     self._sized(m, k, rows - 1)
@@ -203,7 +204,7 @@ class Prices:
             more = min(seconds - plain, plain)
             self._compared[batch] = before + _PRESENT / 4 * (more - before)
         elif not (cold and rest.measured):
-            rest.add(rows, batch, seconds, risen)
+            rest.add(rows, batch, seconds, moved, len(spents))
         self._plains.clear()
         self.seconds += sum(spent.seconds for spent in spents)
 
