@@ -38,7 +38,7 @@ from outpace.engine.control import (
 )
 from outpace.engine.control.estimates import Estimates
 from outpace.engine.control.gaps import Gaps
-from outpace.engine.control.held import PLAIN, Choice, Held, Question
+from outpace.engine.control.held import PLAIN, Choice, Held, Question, _Book
 from outpace.engine.control.looks import Looks
 from outpace.engine.control.prices import Prices
 from outpace.engine.control.probes import Probe, Probes
@@ -1068,6 +1068,57 @@ def test_what_is_chosen_at_a_new_temperature_is_not_held_as_if_much_were_known()
 
     assert found(Question((), 0).key)
     assert not found(1.2)
+
+
+def test_what_is_asked_but_now_and_then_is_not_held_as_if_much_were_known(monkeypatch):
+    """What is known of it comes from the rounds in which it is asked."""
+    usual, seldom = (Question(who, 0, alike=True) for who in ("usual", "seldom"))
+
+    def found() -> bool:
+        held = Held(lambda: 0.0)
+        for question, seconds in ((usual, 1e6), (seldom, 10.0)):
+            for _ in range(2):
+                held.keep(question, PLAIN, held.begin(question) - 1.0)
+                held.passed(seconds)
+        held.passed(100.0)
+        return held.find(seldom) is not None
+
+    assert not found()
+    known = property(lambda self: 1e9, lambda self, seconds: None)
+    monkeypatch.setattr(_Book, "all", known, raising=False)
+    assert found()
+
+
+class CutsShort(Controller):
+    """Chooses for all texts by what is left of one."""
+
+    def _choose(self, asks, crowded, last):
+        left = [a._replace(budget=min(a.budget, self._asked)) for a in asks]
+        return super()._choose(left, crowded, last)
+
+
+def test_what_is_chosen_at_the_end_of_a_text_is_not_cut_for_others():
+    def at_the_end(kind) -> tuple[int, int]:
+        """K of three tokens that are left, and of a hundred of another text."""
+        control = thinking(5.0, kind)[0]
+        generate(World(CHEAP, [MODEL], [steady(0.9)], prompt=0), control, 100, 10)
+        found = []
+        for budget in (3, 16):
+            control.open(0, 0.0)
+            control._parts = math.inf
+            if budget == 3:
+                control._held._alike.clear()
+                assert control.again([0], [budget], budget + 1) is None
+                picks = control.choose([Ask(0, budget, budget + 1, {}, {0: 0})])
+            else:
+                picks = control.again([0], [budget], 100)
+            found.append(picks[0].k)
+            control.sits_out()
+            control.close(0)
+        return tuple(found)
+
+    assert at_the_end(Controller)[0] == 3 < 5 <= at_the_end(Controller)[1]
+    assert at_the_end(CutsShort) == (3, 3)
 
 
 class OfItsOwn(Controller):
