@@ -273,9 +273,10 @@ class Drafting:
     def _lacking(self, context: Context) -> Late:
         """The same in short. Nobody lacks anything who has drafted in the round before; should one
         have no room for more, it refuses."""
-        if all((m, context.slot) in self._drafted for m, _ in self._models):
-            return []
-        return late(self._lags(context))
+        for m, _ in self._models:
+            if (m, context.slot) not in self._drafted:
+                return late(self._lags(context))
+        return []
 
     def _missed(self, m: int, context: Context) -> int:
         """Tokens that a member has to read, if they are many."""

@@ -90,24 +90,12 @@ _SETTLE = 64
 """Rounds that are rested in, before they are counted."""
 
 
-class _Judged(NamedTuple):
-    """What was told, how many tokens the sequence had emitted by then, and its state
-    (`Outlook`)."""
+_Judged = tuple[Told, int, int]
+"""What was told, how many tokens the sequence had emitted by then, and its state (`Outlook`)."""
 
-    told: Told
-    length: int
-    state: int
-
-
-class _Round(NamedTuple):
-    """What a round took, and how many seconds of plain decoding it saved; `moved` and `cold` as
-    in `Prices.add`."""
-
-    picks: Sequence[Pick | None]
-    spent: Spent
-    saved: float
-    moved: bool
-    cold: bool
+_Round = tuple[Sequence[Pick | None], Spent, float, float, bool, bool]
+"""What a round took, in all, too, and how many seconds of plain decoding it saved; whether it has
+moved, and is cold, as in `Prices.add`."""
 
 
 class _Course(NamedTuple):
@@ -116,11 +104,13 @@ class _Course(NamedTuple):
     Attributes:
         slots, late: of whom it was asked.
         until: when it is time, as `Held.now`.
+        looks: the round in which somebody is to be looked at, if nobody is eager before.
     """
 
     slots: Sequence[int]
     late: Late
     until: float
+    looks: float
     choice: Choice
 
 
@@ -134,11 +124,6 @@ class _Stride:
     seconds: float = 0.0
     saved: float = 0.0
     thought: float = 0.0
-
-    def add(self, seconds: float, saved: float, thought: float) -> None:
-        self.rounds += 1
-        self.seconds, self.saved = self.seconds + seconds, self.saved + saved
-        self.thought += thought
 
 
 class _Looked(NamedTuple):
@@ -196,7 +181,8 @@ class Controller:
         self._looked: _Looked | None = None  # when it was last
         self._course: _Course | None = None  # while one lasts
         self._along, self._stride = False, _Stride()  # whether this round only goes on with it
-        self._news: list[_Judged | _Round] = []
+        self._judged: list[_Judged] = []  # since something was learned
+        self._rounds: list[_Round] = []
         self._worth: Worth | None = None  # of tokens of those that were last chosen for
         self._lost = 0.0  # since the last choice, beside plain decoding
         self._bears = _LOST  # plain rounds that may be lost
@@ -336,7 +322,14 @@ class Controller:
             self._batch = len(slots)
             self._looks.of(self._batch)
         course = self._course
-        if course is None or not self._goes_on(course, slots, late):
+        if (
+            course is None
+            or self._held.now >= course.until
+            or course.slots != slots
+            or course.late != late
+            or self._round >= course.looks
+            or self._looks.eager
+        ):  # something is to be thought about or looked at
             self._count_up()
             self._course = None
             choice = self._resumed(slots, left, late)
@@ -346,15 +339,6 @@ class Controller:
             choice, self._along = course.choice, True
         m, k = choice.member, self._varied(slots, choice)
         return [Pick(m, min(k, budget)) if budget else None for budget in budgets]
-
-    def _goes_on(self, course: _Course, slots: Sequence[int], late: Late) -> bool:
-        """Whether nothing is to be thought about or looked at."""
-        return (
-            course.slots == slots
-            and course.late == late
-            and self._held.now < course.until
-            and not (self._instant and self._looks.due(self._round, self._paid))
-        )
 
     def _resumed(self, slots: Sequence[int], left: int, late: Late) -> Choice | None:
         """What was chosen of these, if it need not be thought about; where a model drafts, its
@@ -387,7 +371,9 @@ class Controller:
             until = self._held.due(question)
             if question.alike:
                 until = min(until, self._parts)
-            self._course = _Course(list(slots), late, until, choice)
+            rounds = self._looks.rest(self._round, self._paid)
+            looks = math.inf if rounds is None else self._round + rounds + 1
+            self._course = _Course(list(slots), late, until, looks, choice)
         return choice
 
     def _begin(self) -> None:
@@ -465,7 +451,7 @@ class Controller:
         self.thought = held is None
         choice, tried = held or PLAIN, False
         if nothing:
-            if len(self._news) >= _SOME:
+            if len(self._judged) + len(self._rounds) >= _SOME:
                 self._learn()  # what looks take, at least
         elif held is None:
             began = self._held.begin(question)
@@ -725,7 +711,7 @@ class Controller:
         """A proposal was judged, or the text has shown what would have become of it."""
         i = told.member
         state = self._state(told.slot, i)
-        self._news.append(_Judged(told, self._estimates.length(told.slot), state))
+        self._judged.append((told, self._estimates.length(told.slot), state))
         if told.accepted:
             self._vain = False
         if not self.members[i].instant:
@@ -751,18 +737,21 @@ class Controller:
         if spent.once:
             self._follows(picks, spent, plain)
             return
-        self._news.append(_Round(picks, spent, saved, moved, cold))
-        whole = spent.seconds
+        whole, thought = spent.seconds, spent.choosing
+        self._rounds.append((picks, spent, whole, saved, moved, cold))
         self._held.passed(whole)
-        if len(self._news) > _NEWS:
+        if len(self._judged) + len(self._rounds) > _NEWS:
             self._learn()
+        slow = spent.draft + spent.rest - _SLOW * self._now.takes
+        seconds = whole - spent.reading - (slow if slow > 0 else 0.0)
+        seconds = min(seconds, saved + ONCE * plain + thought)
         stride = self._stride
-        stride.batch = len(picks)
-        slow = max(0.0, spent.draft + spent.rest - _SLOW * self._now.takes)
-        seconds = min(whole - spent.reading - slow, saved + ONCE * plain + spent.choosing)
-        stride.add(seconds, saved, spent.choosing)
-        self._lost += seconds - spent.choosing - saved  # no thought makes up for thoughts
-        surprised, lost = self._surprised(saved), self._has_lost(plain)
+        stride.batch, stride.rounds = len(picks), stride.rounds + 1
+        stride.seconds, stride.saved = stride.seconds + seconds, stride.saved + saved
+        stride.thought += thought
+        self._lost += seconds - thought - saved  # no thought makes up for thoughts
+        surprised = self._now.k > 0 and self._surprised(saved)
+        lost = self._has_lost(plain)
         if self._along and stride.rounds < _STRIDE and not (surprised or lost):
             return
         self._follows(picks, spent, plain)
@@ -817,8 +806,6 @@ class Controller:
 
     def _surprised(self, saved: float) -> bool:
         """Whether drafts are accepted as nobody expected, after one more round."""
-        if not self._now.k:
-            return False
         self._more, self._since = self._more + saved - self._now.saves, self._since + 1
         return abs(self._more) > _SURPRISE * self._now.varies * math.sqrt(self._since)
 
@@ -833,18 +820,15 @@ class Controller:
             over: a slot whose sequence has ended.
         """
         self._settle()
-        news, self._news = self._news, []
+        judged, self._judged, rounds, self._rounds = self._judged, [], self._rounds, []
+        for told, length, state in judged:
+            self._estimates.add(told, length, state, over=told.slot == over)
+            self._probes.told(told)
         alike: dict[tuple[Any, ...], list[Spent]] = {}
-        for item in news:
-            if isinstance(item, _Judged):
-                self._estimates.add(*item, over=item.told.slot == over)
-                self._probes.told(item.told)
-                continue
-            picks, spent, saved, moved, cold = item
+        for picks, spent, whole, saved, moved, cold in rounds:
             what = tuple(picks), moved, cold, spent.rows, *spent.looks
             alike.setdefault(what, []).append(spent)
-            plain = self._prices.plain(len(picks))
-            self._probes.spent(spent.seconds, saved, plain, spent.reading)
+            self._probes.spent(whole, saved, self._prices.plain(len(picks)), spent.reading)
         for (picks, moved, cold, *_), spents in alike.items():
             self._prices.add(picks, spents, moved, cold)
 
