@@ -179,12 +179,16 @@ class World:
             controller.open(slot, self.temperature)
         while min(text) < tokens:
             if controller.rests(self.batch, any(waiting)):
-                seconds = m.target(self.batch) * self.after
-                controller.rested(self.measured(seconds, ("rest", 1)))
-                text = [at + 1 for at in text]
-                run.add(seconds * self.behind, self.batch, self.batch, [None] * self.batch)
-                self._quiet += 1
-                self.drift()
+                took = []
+                for _ in range(1 + controller.rests_on(any(waiting))):
+                    if min(text) < tokens:
+                        seconds = m.target(self.batch) * self.after
+                        took.append(self.measured(seconds, ("rest", 1)))
+                        text = [at + 1 for at in text]
+                        run.add(seconds * self.behind, self.batch, self.batch, [None] * self.batch)
+                        self._quiet += 1
+                        self.drift()
+                controller.rested(*took)
                 continue
             budgets = [max(0, min(controller.most, tokens - at - 1)) for at in text]
             lags = [self._lags(read[b], at) for b, at in enumerate(text)]

@@ -805,9 +805,9 @@ def thinking(takes: float, kind=Controller, member=MODEL) -> tuple[Controller, l
             now[0] += spent.seconds
             super().spent(picks, spent)
 
-        def rested(self, seconds):
-            now[0] += seconds
-            super().rested(seconds)
+        def rested(self, *seconds):
+            now[0] += sum(seconds)
+            super().rested(*seconds)
 
     return Thinks([member], None, lambda: now[0]), thoughts
 

@@ -326,3 +326,46 @@ def test_what_is_told_of_a_round_and_of_texts_that_end_is_paid_for(monkeypatch):
     assert all(spent.rest > 10 + first.rest / 2 for spent in found[1:])
     assert first.rest < 10
     assert [i for i, spent in enumerate(found) if spent.choosing > 100] == [rounds]
+
+
+class Rests(Controller):
+    """Rests in every round, and need not be asked about so many behind one."""
+
+    def __init__(self, engine: Engine, on: int) -> None:
+        super().__init__(engine.controller.members, clock=lambda: 0.0)
+        engine.controller = engine._drafting.controller = self
+        self.on, self.asked, self.told, self.opened = on, 0, [], 0
+
+    def open(self, slot, key):
+        super().open(slot, key)
+        self.opened = sum(self.told)
+
+    def rests(self, batch, waiting):
+        self.asked += 1
+        return True
+
+    def rests_on(self, waiting):
+        return self.on
+
+    def rested(self, *seconds, once=False):
+        self.told.append(len(seconds))
+
+
+@pytest.mark.parametrize("on", [0, 5])
+def test_who_rests_is_not_asked_in_every_round_but_told_of_all_before_a_text_begins_or_ends(on):
+    engine = Engine(TARGET, ModelDrafter(CYCLE), k="auto", max_batch=2)
+    control = Rests(engine, on)
+    run(engine, tokens=40)
+    assert sum(control.told) == engine.stats.rounds == 40
+    assert control.asked == len(control.told) == -(-40 // (on + 1))
+    params = SamplingParams(max_new_tokens=40, eos_token_ids=())
+    first = engine.submit([1, 2, 3], params)
+    for _ in range(8):
+        engine.step()
+    second = engine.submit([1, 2, 3], params)
+    engine.step()
+    assert control.opened == 48
+    while engine.busy:
+        engine.step()
+    assert first.emitted == second.emitted
+    assert sum(control.told) == 40 + 48

@@ -87,11 +87,16 @@ class Drafting:
         self.rests = False
         """Whether in this round nobody drafts, nor is told anything but what it took."""
         self._counts = True  # that, for the controller
+        # while the controller rests: of how many sequences rounds are, how many of those that
+        # follow it need not be asked about, and what those took that it has not been told of
+        self._resting = self._unasked = 0
+        self._rested: list[float] = []
 
     # --- sequences ---------------------------------------------------------------
 
     def open(self, context: Context, features: tuple[Tensor, ...], temperature: float) -> None:
         """A sequence begins. Who runs a model reads it when it is to draft."""
+        self._tell()
         slot = self._slots[context.slot] = _Slot(context, {}, [])
         if self.controller is not None:
             self.controller.open(context.slot, key_of(temperature))
@@ -102,6 +107,7 @@ class Drafting:
 
     def close(self, slot: int) -> None:
         began = time.perf_counter()
+        self._tell()
         if self.controller is not None:
             self.controller.close(slot)
         if slot in self._slots:  # its prompt was read
@@ -115,16 +121,30 @@ class Drafting:
 
     def rest(self, batch: int) -> bool:
         """Begin a round; whether nobody drafts in it, nor is told anything but what it took."""
-        c = self.controller
-        self.rests = c is not None and c.rests(batch, self._comparing > 0)
-        self._counts = True
-        if self.rests and self._drafted:
+        if self._unasked and batch == self._resting:
+            self._unasked -= 1
+            return True
+        self._tell()
+        c, waiting = self.controller, self._comparing > 0
+        self.rests, self._counts = c is not None and c.rests(batch, waiting), True
+        if self.rests:
+            assert c is not None
+            self._resting, self._unasked = batch, c.rests_on(waiting)
             self._drafted.clear()
         return self.rests
+
+    def _tell(self) -> None:
+        """Tell the controller what rounds took in which it rests, and ask it about the next."""
+        self._unasked = 0
+        if self._rested:
+            assert self.controller is not None
+            self.controller.rested(*self._rested)
+            self._rested = []
 
     def stand_by(self) -> None:
         """Begin a round of requests none of which is to be drafted for: the controller has no part
         in it either."""
+        self._tell()
         self.rests, self._counts = True, False
         self._drafted.clear()
 
@@ -385,9 +405,16 @@ class Drafting:
             once: as of `spent`.
         """
         self._closing = 0.0  # texts that nobody drafts for take next to nothing
-        if self._counts:
+        if not self._counts:
+            return
+        if once:
+            self._tell()
             assert self.controller is not None
-            self.controller.rested(seconds, once)
+            self.controller.rested(seconds, once=True)
+            return
+        self._rested.append(seconds)
+        if not self._unasked:
+            self._tell()
 
     def spent(
         self, laps: Mapping[Hashable, float], whole: float, rows: int, once: bool = False

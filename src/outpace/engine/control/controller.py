@@ -269,17 +269,29 @@ class Controller:
             self._pause_for([*self._keys], self._purse.rounds(self._prices.plain(batch)))
         return self._purse.empty
 
-    def rested(self, seconds: float, once: bool = False) -> None:
-        """What a round took in which each sequence emitted a token.
+    def rests_on(self, waiting: bool) -> int:
+        """How many rounds behind this one, in which is rested, begin alike if no sequence begins or
+        ends: they need not be asked about, and may be told of together with it."""
+        if self._timing or self._looks.eager or not self._prices.plain_rounds():
+            return 0
+        rounds = min(self._resting - self._round, _SETTLE - len(self._rested))
+        if waiting:
+            rounds = min(rounds, _COMPARED - self._round % _COMPARED)
+        return max(0, rounds - 1)
+
+    def rested(self, *seconds: float, once: bool = False) -> None:
+        """What rounds took in which each sequence emitted a token.
 
         Args:
             once: as of `Spent`.
         """
         if once:
-            seconds = self._prices.plain(len(self._resters)) or seconds
-        self._rows, self._cold = 1, max(0, self._cold - 1)
-        self._rested.append(seconds)
-        self._held.passed(seconds)
+            seconds = (self._prices.plain(len(self._resters)) or seconds[0],)
+        rounds = len(seconds)
+        self._round += rounds - 1
+        self._rows, self._cold = 1, max(0, self._cold - rounds)
+        self._rested.extend(seconds)
+        self._held.passed(sum(seconds))
         if self._timing and self._round + 1 >= self._resting and not settled(self._rested):
             self._resting += 1
         if len(self._rested) >= _SETTLE:
