@@ -33,7 +33,7 @@ _LEAST = 0.015
 _MOVED = 0.03
 """How much more those vary that are right behind one of another size: else a size that is changed
 to again and again would seem dearer by what changing takes. Single rounds of it, counted as much as
-twenty of the same in a row, made the best K of the shipped pair seem 4 to 7 % dearer than others."""
+twenty of the same in a row, made the best K of the shipped pair seem 4 to 7 % dearer than it is."""
 
 _WARM, _VARIES = 3, 50
 """Measurements of a size before they show how much they vary, and over how many that is taken."""
