@@ -10,12 +10,14 @@ import numpy as np
 
 from outpace.engine.control import (
     LATE,
+    Along,
     Ask,
     Controller,
     Pick,
     Profile,
     Spent,
     Told,
+    Went,
     kind_of,
     late,
 )
@@ -175,10 +177,11 @@ class World:
         read = [dict[int, int]() for _ in text]
         # what was looked at: by whom, where, how much is right, and how much there is
         waiting: list[list[tuple[int, int, int, int]]] = [[] for _ in text]
+        along = None
         for slot in range(self.batch):
             controller.open(slot, self.temperature)
         while min(text) < tokens:
-            if controller.rests(self.batch, any(waiting)):
+            if along is None and controller.rests(self.batch, any(waiting)):
                 took = []
                 for _ in range(1 + controller.rests_on(any(waiting))):
                     if min(text) < tokens:
@@ -193,7 +196,14 @@ class World:
             budgets = [max(0, min(controller.most, tokens - at - 1)) for at in text]
             lags = [self._lags(read[b], at) for b, at in enumerate(text)]
             slots = list(range(self.batch))
-            held = controller.again(slots, budgets, tokens - text[0], late(lags[0]))
+            if along is not None and not budgets[0]:
+                controller.went(along)
+                along = None
+            if along is not None:
+                held: Sequence[Pick | None] | None
+                held = [Pick(along.choice.member, min(along.k, budgets[0]))]
+            else:
+                held = controller.again(slots, budgets, tokens - text[0], late(lags[0]))
             looks = {i: m.look[i] for i in controller.looks()} if held is None else {}
             asks = []
             found: list[dict[int, int]] = []
@@ -228,9 +238,10 @@ class World:
                     accepted = min(right, pick.k)
                 text[b] += accepted + 1
                 emitted += accepted + 1
-                controller.emitted(b, accepted + 1)
-                if pick is not None and not self.members[pick.member].instant:
-                    reached = accepted + (accepted < pick.k)
+                reached = accepted + (pick is not None and accepted < pick.k)
+                if along is None:
+                    controller.emitted(b, accepted + 1)
+                if along is None and pick is not None and not self.members[pick.member].instant:
                     controller.told(Told(b, pick.member, pick.kind, reached, accepted))
                 for item in list(waiting[b]):
                     i, at, right, most = item
@@ -248,12 +259,24 @@ class World:
                 self.measured(rest, ("rest", rows)),
                 rows,
             )
-            controller.spent(picks, spent)
+            if along is None:
+                controller.spent(picks, spent)
+                along = self._goes_along(controller, any(waiting))
+            elif not along.add(Went(k, reached, accepted, emitted, spent.draft, spent.rest, rows)):
+                controller.went(along)
+                along = self._goes_along(controller, any(waiting))
             seconds = sum(looks.values()) + draft + reading + rest
             run.add(seconds * self.behind, emitted, expected, picks)
             self.drift()
+        if along is not None:
+            controller.went(along)
         for slot in range(self.batch):
             controller.close(slot)
+
+    def _goes_along(self, controller: Controller, waiting: bool) -> Along | None:
+        """Rounds that the controller is not asked about."""
+        models = [m for m in self.members if not m.instant]
+        return None if waiting or len(models) > 1 else controller.along()
 
 
 def pace_of(world: World, member: int, k: int, first: int, last: int) -> float:

@@ -22,6 +22,7 @@ from outpace.drafters.foreign import SLEMDrafter, TLIDrafter
 from outpace.drafters.translation import Common, Words
 from outpace.engine import Engine
 from outpace.engine.control import Controller, Pick
+from outpace.engine.drafting import Drafting
 from outpace.models import MarkovModel
 from outpace.trees import chain
 from ticking import ticking
@@ -369,3 +370,52 @@ def test_who_rests_is_not_asked_in_every_round_but_told_of_all_before_a_text_beg
         engine.step()
     assert first.emitted == second.emitted
     assert sum(control.told) == 40 + 48
+
+
+class Along(Controller):
+    """Counts what it is asked and told."""
+
+    def __init__(self, engine: Engine, clock) -> None:
+        super().__init__(engine.controller.members, clock=clock)
+        engine.controller = engine._drafting.controller = self
+        self.asked, self.told_of, self.closed = 0, 0, []
+
+    def again(self, *args):
+        self.asked += 1
+        return super().again(*args)
+
+    def emitted(self, slot, tokens):
+        self.told_of += tokens
+        super().emitted(slot, tokens)
+
+    def close(self, slot):
+        self.closed.append(self.told_of)
+        super().close(slot)
+
+
+class Forgets(Drafting):
+    """Tells of no rounds that went along."""
+
+    def _tell(self) -> None:
+        self._along = None
+        super()._tell()
+
+
+@pytest.mark.parametrize("kind", [Drafting, Forgets])
+def test_of_rounds_that_go_along_all_is_told_before_the_text_ends(kind, monkeypatch):
+    tick = ticking(monkeypatch)
+
+    class Quick(Notes):
+        def draft(self, *args):
+            tick(0.01)
+            return super().draft(*args)
+
+    monkeypatch.setattr("outpace.engine.engine.Drafting", kind)
+    engine = Engine(CYCLE, Quick(instant=False), k="auto")
+    control = Along(engine, tick)
+    for texts in (1, 2, 3):
+        run(engine, tokens=400)
+        plain = engine.stats.rounds - engine.stats.drafted_rounds
+        known = control.closed[-1] + plain >= 400 * texts
+        assert known is (kind is Drafting)
+    assert control.asked < engine.stats.drafted_rounds / 3

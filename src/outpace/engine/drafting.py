@@ -21,7 +21,21 @@ from ..sampling import DraftNoise, Warp
 from ..trees import chain, cut
 from ..types import Draft, PointMass, Tree
 from .clock import Clock
-from .control import LATE, Ask, Controller, Late, Pick, Profile, Spent, Told, key_of, kind_of, late
+from .control import (
+    LATE,
+    Along,
+    Ask,
+    Controller,
+    Late,
+    Pick,
+    Profile,
+    Spent,
+    Told,
+    Went,
+    key_of,
+    kind_of,
+    late,
+)
 
 CHOOSE, DRAFT = "choose", "draft"
 """Laps of a round."""
@@ -91,6 +105,11 @@ class Drafting:
         # follow it need not be asked about, and what those took that it has not been told of
         self._resting = self._unasked = 0
         self._rested: list[float] = []
+        # while a model drafts as was chosen: rounds that it need not be asked about either, how far
+        # this one has drafted, and what came of that: depths that were judged, those of them that
+        # passed, and tokens
+        self._along: Along | None = None
+        self._far, self._came = 0, (0, 0, 0)
 
     # --- sequences ---------------------------------------------------------------
 
@@ -121,6 +140,8 @@ class Drafting:
 
     def rest(self, batch: int) -> bool:
         """Begin a round; whether nobody drafts in it, nor is told anything but what it took."""
+        if self._along is not None:
+            return False
         if self._unasked and batch == self._resting:
             self._unasked -= 1
             return True
@@ -134,8 +155,16 @@ class Drafting:
         return self.rests
 
     def _tell(self) -> None:
-        """Tell the controller what rounds took in which it rests, and ask it about the next."""
+        """Tell the controller of rounds that it was not asked about; it is about the next one."""
         self._unasked = 0
+        along, self._along = self._along, None
+        if along is not None and along.went:
+            assert self.controller is not None
+            began = time.perf_counter()
+            self.controller.went(along)
+            slot = self._slots[along.slot]
+            slot.read[along.choice.member] = len(slot.context.tokens)
+            self._telling = (time.perf_counter() - began) / len(along.went)
         if self._rested:
             assert self.controller is not None
             self.controller.rested(*self._rested)
@@ -150,6 +179,7 @@ class Drafting:
 
     def sit_out(self, batch: int) -> None:
         """Nobody drafts in this round."""
+        self._tell()
         self._begin(batch)
         if self.controller is not None:
             self.controller.sits_out()
@@ -180,6 +210,12 @@ class Drafting:
             self._drafted = {(0, c.slot) for c in contexts}
             draft = self.members[0].draft(contexts, budgets, warp, noise(max(budgets)))
             clock.lap(DRAFT)
+            return draft
+        if self._along is not None:
+            k = min(self._along.k, budgets[0])
+            draft = self.members[self._along.choice.member].draft(contexts, [k], warp, noise(k))
+            clock.lap(DRAFT)
+            self._far = k if len(draft.trees[0]) else 0
             return draft
         looked: dict[int, Draft] = {}
         slots, lacking = [c.slot for c in contexts], self._lacking(contexts[0])
@@ -351,6 +387,9 @@ class Drafting:
         """
         if self.controller is None:
             return
+        if self._along is not None:
+            self._came = accepted + (not ended), accepted, emitted
+            return
         self.controller.emitted(slot, emitted)
         pick = self._picks[b]
         if pick is not None and not self.members[pick.member].instant:
@@ -363,7 +402,7 @@ class Drafting:
             told = [c for c in commits if (m, c.slot) in self._drafted or member.taps]
             if told:
                 member.observe([self._own(member, c) for c in told])
-        if self.controller is not None:
+        if self._comparing:
             for commit in commits:
                 if self._slots[commit.slot].proposals:
                     self._compare(self._slots[commit.slot])
@@ -426,6 +465,13 @@ class Drafting:
         """
         if self.controller is None:
             return 0.0, 0.0
+        if self._along is not None:
+            draft = laps[DRAFT]
+            rest = whole + self._telling - draft
+            if not self._along.add(Went(self._far, *self._came, draft, rest, rows, once)):
+                self._tell()
+                self._along = self._goes_along()
+            return 0.0, 0.0
         began = time.perf_counter()
         looks: dict[int, float] = {}
         draft = laps.get(DRAFT, 0.0) if self._ran else 0.0
@@ -443,7 +489,15 @@ class Drafting:
         self.controller.spent(self._picks, spent)
         if not once:  # else it is still to be paid
             self._telling, self._closing = time.perf_counter() - began, 0.0
+            self._along = self._goes_along()
         return reading, choosing
+
+    def _goes_along(self) -> Along | None:
+        """Rounds of this text that the controller need not be asked about. Of those in which
+        another model falls behind, or the text judges what was proposed, it must be told."""
+        if self.controller is None or len(self._models) > 1 or self._comparing:
+            return None
+        return self.controller.along()
 
 
 def members_of(drafter: Drafter) -> list[Drafter]:

@@ -1,5 +1,6 @@
 """Control: who drafts in the next round, and how far."""
 
+from .along import Along, Went
 from .controller import Controller
 from .estimates import key_of
 from .plan import LATE, Ask, Late, Pick, Profile, Spent, Told, kind_of, late
@@ -7,6 +8,7 @@ from .report import Report
 
 __all__ = [
     "LATE",
+    "Along",
     "Ask",
     "Controller",
     "Late",
@@ -15,6 +17,7 @@ __all__ = [
     "Report",
     "Spent",
     "Told",
+    "Went",
     "key_of",
     "kind_of",
     "late",

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .aftermath import Aftermath
+from .along import FOR, Along, other
 from .estimates import Estimates, Key
 from .gaps import Gaps
 from .held import PLAIN, Choice, Held, Question
@@ -56,8 +57,8 @@ that, too. Where that changed nothing, twice as many may be lost before the next
 (Of a text that is taken for one like all others that would say little: a bad stretch of an ordinary
 one loses as much, and to choose shorter drafts for what follows it loses more.)"""
 
-_VARY, _FOR, _NEIGHBOURS = (32, 64), 2, (1, -1, 2, -1)
-"""Rounds of a model that was chosen, at first and later, after which so many, one after the other,
+_VARY, _NEIGHBOURS = (32, 64), (1, -1, 2, -1)
+"""Rounds of a model that was chosen, at first and later, after which `FOR`, one after the other,
 draft so many tokens more, in turn: two, too, as the next K may be dear and the one behind it
 cheap. (Six of them, of which four do not count, are dearer than what they tell: a pass over 6 rows
 of the shipped target takes 17 % longer right behind one over 8 than behind others over 6, and 3 %
@@ -70,6 +71,10 @@ not timed then, would be no faster."""
 
 _STRIDE = 8
 """Rounds of a course that are counted together."""
+
+_ALONG, _LEAST_LOST = 16, 0.1
+"""Rounds of a single sequence that are told of together, at most, and plain rounds that each of
+them may lose, at least."""
 
 _COMPARED = 8
 """Of so many rounds in which nobody drafts, one compares the text with what was proposed."""
@@ -405,22 +410,77 @@ class Controller:
         k = choice.lengths[state]
         most = min(self.most, self.members[choice.member].most)
         if self._drafted >= self._varies and not self._fixed:
-            more = _NEIGHBOURS[self._turns % len(_NEIGHBOURS)]
             self._count_up()
-            k, self._now = max(1, k + min(more, k)), PLAIN  # not more than twice as many
-            self._along = False
-            if self._drafted >= self._varies + _FOR - 1:
+            k, self._now, self._along = other(k, self._neighbour), PLAIN, False
+            if self._drafted >= self._varies + FOR - 1:
                 first, later = _VARY
                 self._turns += 1
                 self._varies = self._drafted + min(max(first, self._drafted // first), later)
         return min(k, most)
 
+    @property
+    def _neighbour(self) -> int:
+        """How many tokens more a round drafts that varies."""
+        return _NEIGHBOURS[self._turns % len(_NEIGHBOURS)]
+
+    def along(self) -> Along | None:
+        """The rounds behind this one, if a model drafts for a single sequence: they need not be
+        asked about, and are told of together (`went`)."""
+        course, purse = self._course, self._purse.seconds
+        if course is None or len(course.slots) > 1 or course.late or self._fixed or purse is None:
+            return None
+        choice, (slot,), plain = course.choice, course.slots, self._prices.plain(1)
+        # how many there are before it is time to think, or the text is older, if they go as
+        # expected, and, if they do not, before they have lost what they may
+        own = self._answered is not None and not self._answered.alike
+        may_lose = min(purse, self._bears * plain - self._lost) if own else purse
+        until = (
+            (course.until - self._held.now) / choice.takes,
+            self._estimates.young(slot) * plain / choice.saves,
+            may_lose / max(choice.takes - plain, _LEAST_LOST * plain),
+            course.looks - self._round - 2,
+            _ALONG - 1,
+        )
+        rounds = 1 + math.floor(min(until))
+        if rounds <= 0 or self._looks.eager:
+            return None
+        passed = self._passed.get(slot)
+        return Along(
+            slot,
+            choice,
+            most=min(self.most, self.members[choice.member].most),
+            state=_state(passed, choice.member),
+            passed=passed[1] if passed else 0,
+            varies=self._varies - self._drafted - 1,
+            more=self._neighbour,
+            rounds=rounds,
+            expected=choice.saves / plain,
+            beside=self._more / plain,
+            since=self._since,
+            odd=_SURPRISE * choice.varies / plain,
+            missed=self._missed,
+            misses=choice.misses if self._held.now < self._parts else math.inf,
+            tells=bool(self._instant),
+        )
+
+    def went(self, along: Along) -> None:
+        """What came of rounds that went along."""
+        slots, member = [along.slot], along.choice.member
+        for k, reached, accepted, emitted, draft, rest, rows, once in along.went:
+            self._begin()
+            self._along = True
+            self._varied(slots, along.choice)
+            self.emitted(along.slot, emitted)
+            if k:
+                self.told(Told(along.slot, member, 0, reached, accepted))
+            else:
+                self.refused()
+            spent = Spent({}, draft, 0.0, rest, rows, once=once)
+            self.spent([Pick(member, k) if k else None], spent)
+
     def _state(self, slot: int, member: int) -> int:
         """FAILED, PASSED or LASTING, by what became of a drafter's last drafts (`Outlook`)."""
-        before, tokens = self._behind.get(slot, (-1, 0))
-        if before != member:
-            return FAILED
-        return LASTING if tokens >= LONG else PASSED
+        return _state(self._behind.get(slot), member)
 
     def sits_out(self) -> None:
         """A round in which nobody may draft: none of those that are counted."""
@@ -548,8 +608,9 @@ class Controller:
         misses = math.inf
         if n == 1 and k and member >= 0:
             misses = self._estimates.misses(asks[0].slot, member, kind_beside(asks[0]))
-        choice = Choice(member, *best.lengths(k), gain, *expected, until_look, promised)
-        choice = choice._replace(takes=takes, misses=misses)
+        choice = Choice(
+            member, *best.lengths(k), gain, *expected, until_look, promised, takes, misses
+        )
         tried = self._try(asks, options, choice, whole, speed, worths)
         self._take(choice)
         if self._opened:
@@ -868,6 +929,14 @@ class Controller:
         share = self._probes.seconds / prices.seconds if prices.seconds else 0.0
         who = "+".join(names) if k and names else None
         return Report(who, k, passed, long, n, plain, tuple(found), self._probes.count, share)
+
+
+def _state(passed: tuple[int, int] | None, member: int) -> int:
+    """Of a text (`Outlook`), by whose draft was accepted as a whole in the round before, and how
+    many tokens since one was refused."""
+    if passed is None or passed[0] != member:
+        return FAILED
+    return LASTING if passed[1] >= LONG else PASSED
 
 
 def _shorter(pick: Pick, k: int) -> Pick | None:

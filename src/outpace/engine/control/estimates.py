@@ -118,9 +118,9 @@ class _Table:
 
     def add(self, told: Told, text: int, state: int) -> None:
         self.text = text
-        self._faded(state).add(told.reached, told.accepted)
+        self.faded(state).add(told.reached, told.accepted)
 
-    def _faded(self, state: int) -> Survival:
+    def faded(self, state: int) -> Survival:
         """Evidence of this state, as old as it is by now."""
         found = self.states[state]
         found.pass_by(self.text - self.known[state])
@@ -130,7 +130,7 @@ class _Table:
     @property
     def apart(self) -> list[Survival]:
         """Evidence of every state."""
-        return [self._faded(state) for state in range(len(self.states))]
+        return [self.faded(state) for state in range(len(self.states))]
 
     def alphas(self, priors: Sequence[Sequence[float]], trust: float) -> list[list[float]]:
         """α of a sequence, apart. In which it does better than others in one state, it is expected
@@ -167,7 +167,7 @@ class _Table:
             self.changed = True
             self.states = _anew(len(self.states), self.states[0].depths, _OWN)
             for one, after in self.streak:
-                self._faded(after).add(one.reached, one.accepted)
+                self.faded(after).add(one.reached, one.accepted)
             self.streak, self.odds, self.believed = [], 0.0, None
 
 
@@ -225,6 +225,11 @@ class Estimates:
     def age(self, slot: int) -> int:
         """Of a sequence: 0, or more the nearer it is to its beginning."""
         return self._open[slot].age
+
+    def young(self, slot: int) -> float:
+        """Tokens before a sequence is older than it is; infinite where it never will be."""
+        tokens = self._open[slot].tokens
+        return min((age - tokens for age in _AGES if age > tokens), default=math.inf)
 
     def alike(self, slot: int) -> bool:
         """Whether a sequence is taken for one like all others, whatever it has shown."""
@@ -350,8 +355,7 @@ class Estimates:
         found = Survival(self._members[member].most, _OTHERS)
         for (k, a), table in self._shared.get((key, member), {}).items():
             if kind in (None, k) and age in (None, a):
-                apart = table.apart
-                for survival in apart if state is None else (apart[state],):
+                for survival in table.apart if state is None else (table.faded(state),):
                     found.gain(survival, self._text - table.text)
         return found
 
