@@ -52,7 +52,7 @@ class Along:
         most: the longest K.
         state: of the text (`Outlook`), and `passed`: tokens since a draft was refused.
         varies, more: after so many rounds `FOR` of them draft so many tokens more.
-        rounds: that may go along before the controller is told.
+        rounds, tokens: that may go along before the controller is told.
         expected: tokens of a round.
         beside, since, odd: tokens of rounds since the choice beside that, of how many rounds, and
             how many times the root of that is a surprise.
@@ -71,6 +71,7 @@ class Along:
     varies: int
     more: int
     rounds: int
+    tokens: float
     expected: float
     beside: float
     since: int
@@ -92,7 +93,8 @@ class Along:
     def add(self, went: Went) -> bool:
         """A round is over; whether the next one goes along, too."""
         self.went.append(went)
-        accepted, goes_on = went.accepted, len(self.went) < self.rounds
+        self.tokens -= went.emitted
+        accepted, goes_on = went.accepted, len(self.went) < self.rounds and self.tokens > 0
         if accepted < went.reached:
             self.state = FAILED
         else:

@@ -430,13 +430,12 @@ class Controller:
         if course is None or len(course.slots) > 1 or course.late or self._fixed or purse is None:
             return None
         choice, (slot,), plain = course.choice, course.slots, self._prices.plain(1)
-        # how many there are before it is time to think, or the text is older, if they go as
-        # expected, and, if they do not, before they have lost what they may
+        # how many there are before it is time to think, if they go as expected, and, if they do
+        # not, before they have lost what they may
         own = self._answered is not None and not self._answered.alike
         may_lose = min(purse, self._bears * plain - self._lost) if own else purse
         until = (
             (course.until - self._held.now) / choice.takes,
-            self._estimates.young(slot) * plain / choice.saves,
             may_lose / max(choice.takes - plain, _LEAST_LOST * plain),
             course.looks - self._round - 2,
             _ALONG - 1,
@@ -454,6 +453,7 @@ class Controller:
             varies=self._varies - self._drafted - 1,
             more=self._neighbour,
             rounds=rounds,
+            tokens=self._estimates.young(slot),
             expected=choice.saves / plain,
             beside=self._more / plain,
             since=self._since,

@@ -38,7 +38,7 @@ _AGES = 32, 4
 """Tokens that are a sequence's beginning, and its very beginning. Later texts repeat themselves
 more, and what answers a prompt is the hardest to draft."""
 
-_CHANGED, _TIRED = math.log(1e-3), math.log(3e-4)
+_CHANGED, _TIRED = math.log(1e-3), math.log(1e-4)
 """A streak of rounds that accept nothing, or all, that is less likely by what was believed shows
 that the text is another one now: what it showed before is forgotten. The second is of a drafter
 with a model that is refused: it is judged in nearly all rounds, and rounds of a hard stretch are
@@ -245,7 +245,7 @@ class Estimates:
     def misses(self, slot: int, member: int, kind: int) -> float:
         """After how many rounds in a row that accept nothing a text is another one now."""
         passes = float(self.outlook(slot, member, kind).apart[FAILED][1]) - 1
-        return _CHANGED / math.log(min(max(1 - passes, _LEAST), 1 - _LEAST))
+        return _TIRED / math.log(min(max(1 - passes, _LEAST), 1 - _LEAST))
 
     def length(self, slot: int) -> int:
         """Tokens that a sequence has emitted."""

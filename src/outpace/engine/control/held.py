@@ -19,9 +19,10 @@ _SHARE = 0.0025
 _PATIENT = 4
 """Times as long, at most: twice as long where the last thought changed nothing, and so on."""
 
-_SOON = 0.25
+_SOON = 0.5
 """Of the time of all rounds that went by such choices, and of that since the first choice at that
-temperature: as long as little is known, none is held for longer."""
+temperature: as long as little is known, none is held for longer. The second is of the latter,
+before which no sequence is thought about alone."""
 
 _SHARE_SOON = 0.02
 """Of the time that choosing may take then."""
@@ -225,7 +226,7 @@ class Held:
         self._current.keep(question, choice, seconds, first)
         later = max(self.until(key), self.now) + seconds / _SHARE
         longest = self.now + _PATIENT * seconds / _SHARE
-        soon = self.now + _SOON * (self.now - first)
+        soon = self.now + 0.25 * (self.now - first)
         self._anew, self._until[key] = False, min(later, longest, soon)
 
     def find(self, question: Question) -> Choice | None:
