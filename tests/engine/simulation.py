@@ -17,7 +17,6 @@ from outpace.engine.control import (
     Profile,
     Spent,
     Told,
-    Went,
     kind_of,
     late,
 )
@@ -262,7 +261,7 @@ class World:
             if along is None:
                 controller.spent(picks, spent)
                 along = self._goes_along(controller, any(waiting))
-            elif not along.add(Went(k, reached, accepted, emitted, spent.draft, spent.rest, rows)):
+            elif not along.add(k, reached, accepted, emitted, spent.draft, spent.rest, rows):
                 controller.went(along)
                 along = self._goes_along(controller, any(waiting))
             seconds = sum(looks.values()) + draft + reading + rest

@@ -7,6 +7,7 @@ breaks it. What an engine does with the choices is held against engines on Marko
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from dataclasses import replace
@@ -806,6 +807,11 @@ def thinking(takes: float, kind=Controller, member=MODEL) -> tuple[Controller, l
             now[0] += spent.seconds
             super().spent(picks, spent)
 
+        def _went_on(self, along, rounds):
+            began = now[0]
+            super()._went_on(along, rounds)
+            now[0] = began + sum(draft + rest for _, _, _, _, draft, rest, _, _ in rounds)
+
         def rested(self, *seconds):
             now[0] += sum(seconds)
             super().rested(*seconds)
@@ -1324,7 +1330,7 @@ def test_rounds_in_which_nothing_is_to_be_thought_about_are_counted_together(mon
     def counted() -> tuple[int, int, int]:
         """Times, rounds that were counted then, and those that there were."""
         sums, (control, _) = [], thinking(2.0)
-        tell = control.spent
+        tell, went_on = control.spent, control._went_on
         timed = 0
 
         def noted(self, seconds, saved, plain, paid=False, thought=None, rounds=1):
@@ -1337,7 +1343,12 @@ def test_rounds_in_which_nothing_is_to_be_thought_about_are_counted_together(mon
             timed += control._prices.plain_rounds() > 0
             tell(picks, what)
 
-        control.spent = told
+        def told_of(along, rounds):
+            nonlocal timed
+            timed += len(rounds)
+            went_on(along, rounds)
+
+        control.spent, control._went_on = told, told_of
         monkeypatch.setattr(Purse, "spent", noted)
         generate(World(CHEAP, [MODEL], [steady(0.8)]), control, 2000)
         return len(sums), sum(sums), timed
@@ -1345,11 +1356,20 @@ def test_rounds_in_which_nothing_is_to_be_thought_about_are_counted_together(mon
     times, rounds, timed = counted()
     assert rounds == timed > 2 * times
     monkeypatch.setattr(controller, "_STRIDE", 1)
+    monkeypatch.setattr(controller, "_ALONG", 1)
     times, rounds, timed = counted()
     assert rounds == timed == times
 
 
-class Retold(Controller):
+class OneByOne(Controller):
+    """Counts rounds that went along one by one."""
+
+    def _went_on(self, along, rounds):
+        for went in rounds:
+            self._went(along, went)
+
+
+class Retold(OneByOne):
     """Compares how far rounds went along with how far it would have chosen to go itself."""
 
     def __init__(self, *args, **more) -> None:
@@ -1366,7 +1386,7 @@ class Retold(Controller):
         super().went(along)
         self.telling = False
         self.rounds += len(along.went)
-        self.unlike.append(self.chosen != [went.k for went in along.went])
+        self.unlike.append(self.chosen != [k for k, *_ in along.went])
 
     def _varied(self, slots, choice):
         k = super()._varied(slots, choice)
@@ -1415,6 +1435,67 @@ def test_rounds_that_are_told_of_one_by_one_are_as_if_they_were_asked_about(monk
     alone = lengths()
     monkeypatch.setattr(Controller, "along", lambda self: None)
     assert lengths() == alone != late
+
+
+def state_of(control: Controller) -> tuple[list, list[float]]:
+    """What is known of rounds so far, exactly and to within rounding."""
+    text = "judged", "passed", "missed", "vain", "since"
+    names = *text, "rounds", "round", "drafted", "rows", "cold", "now"
+    exact = [getattr(control, f"_{name}") for name in names]
+    stride = control._stride
+    exact += [stride.batch, stride.rounds, control._estimates.length(0)]
+    return exact, [control._held.now, control._lost, control._more, stride.seconds, stride.saved]
+
+
+class Compares(Controller):
+    """Rounds that are counted at once with the same one by one."""
+
+    def __init__(self, *args, **more) -> None:
+        super().__init__(*args, **more)
+        self.compared, self.alike = 0, True
+
+    def counts(self, along, rounds) -> None:
+        super()._went_on(along, rounds)
+
+    def _went_on(self, along, rounds):
+        other = copy.deepcopy(self)
+        # what it would have done between them was too late for them
+        other._goes_apart = other._learn = other._count_up = lambda *_: None
+        OneByOne._went_on(other, along, rounds)
+        self.counts(along, rounds)
+        (here, seconds), (there, expected) = state_of(self), state_of(other)
+        self.compared += len(rounds)
+        self.alike &= here == there and seconds == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+class Forgets(Compares):
+    """Whether all of a draft was accepted before them."""
+
+    def counts(self, along, rounds):
+        self._passed = {}
+        super().counts(along, rounds)
+
+
+class ForgetsLosses(Compares):
+    """What they have lost."""
+
+    def counts(self, along, rounds):
+        lost = self._lost
+        super().counts(along, rounds)
+        self._lost = lost
+
+
+def test_rounds_that_went_along_are_counted_at_once_as_one_by_one():
+    def compared(kind) -> Compares:
+        control = thinking(5.0, kind)[0]
+        generate(World(CHEAP, [MODEL], [stretches]), control, 1000)
+        return control
+
+    found = compared(Compares)
+    assert found.compared > 100
+    assert found.alike
+    assert not compared(Forgets).alike
+    assert not compared(ForgetsLosses).alike
 
 
 def asked_too_often(asked: int, monkeypatch) -> int:

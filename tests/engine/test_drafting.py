@@ -388,6 +388,10 @@ class Along(Controller):
         self.told_of += tokens
         super().emitted(slot, tokens)
 
+    def _went_on(self, along, rounds):
+        self.told_of += sum(emitted for _, _, _, emitted, *_ in rounds)
+        super()._went_on(along, rounds)
+
     def close(self, slot):
         self.closed.append(self.told_of)
         super().close(slot)

@@ -31,7 +31,6 @@ from .control import (
     Profile,
     Spent,
     Told,
-    Went,
     key_of,
     kind_of,
     late,
@@ -468,7 +467,7 @@ class Drafting:
         if self._along is not None:
             draft = laps[DRAFT]
             rest = whole + self._telling - draft
-            if not self._along.add(Went(self._far, *self._came, draft, rest, rows, once)):
+            if not self._along.add(self._far, *self._came, draft, rest, rows, once):
                 self._tell()
                 self._along = self._goes_along()
             return 0.0, 0.0

@@ -1,6 +1,6 @@
 """Control: who drafts in the next round, and how far."""
 
-from .along import Along, Went
+from .along import Along
 from .controller import Controller
 from .estimates import key_of
 from .plan import LATE, Ask, Late, Pick, Profile, Spent, Told, kind_of, late
@@ -17,7 +17,6 @@ __all__ = [
     "Report",
     "Spent",
     "Told",
-    "Went",
     "key_of",
     "kind_of",
     "late",

@@ -9,9 +9,7 @@ another one.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from .held import Choice
 from .survival import FAILED, LASTING, LONG, PASSED
@@ -20,23 +18,11 @@ FOR = 2
 """Rounds of another K than was chosen, one behind the other."""
 
 
-class Went(NamedTuple):
-    """What came of a round.
-
-    Attributes:
-        k: how far was drafted; 0 if there was nothing to propose.
-        reached, accepted: as of `Told`.
-        draft, rest, rows, once: as of `Spent`.
-    """
-
-    k: int
-    reached: int
-    accepted: int
-    emitted: int
-    draft: float
-    rest: float
-    rows: int
-    once: bool = False
+Went = tuple[int, int, int, int, float, float, int, bool]
+"""What came of a round: how far was drafted, or 0 if there was nothing to propose; depths that were
+judged, and of these those that passed; tokens that it emitted; seconds of the draft, and of the
+rest; rows of the target's pass, and whether it has something in it that runs `once` (`Spent`). A
+plain tuple: with a class, and calls, to note a round took twice as long behind a pass."""
 
 
 def other(k: int, more: int) -> int:
@@ -90,22 +76,36 @@ class Along:
         varied = self.varies <= len(self.went) < self.varies + FOR
         self.k = min(other(k, self.more) if varied else k, self.most)
 
-    def add(self, went: Went) -> bool:
-        """A round is over; whether the next one goes along, too."""
-        self.went.append(went)
-        self.tokens -= went.emitted
-        accepted, goes_on = went.accepted, len(self.went) < self.rounds and self.tokens > 0
-        if accepted < went.reached:
+    def add(
+        self,
+        k: int,
+        reached: int,
+        accepted: int,
+        emitted: int,
+        draft: float,
+        rest: float,
+        rows: int,
+        once: bool = False,
+    ) -> bool:
+        """A round is over, with what is to be told of it (`Went`); whether the next goes along."""
+        went = self.went
+        went.append((k, reached, accepted, emitted, draft, rest, rows, once))
+        self.tokens = left = self.tokens - emitted
+        goes_on = left > 0 and k and not once and len(went) < self.rounds
+        if accepted < reached:
             self.state = FAILED
         else:
             self.passed = (0 if self.state == FAILED else self.passed) + accepted + 1
             self.state = LASTING if self.passed >= LONG else PASSED
             goes_on = goes_on and not self.tells
-        self.missed = 0 if accepted else self.missed + 1
-        self.beside += went.emitted - self.expected
-        self.since += 1
-        surprised = abs(self.beside) > self.odd * math.sqrt(self.since)
-        if surprised or self.missed >= self.misses or went.once or not went.k or not goes_on:
+        if accepted:
+            self.missed = 0
+        else:
+            self.missed = missed = self.missed + 1
+            goes_on = goes_on and missed < self.misses
+        self.beside = beside = self.beside + emitted - self.expected
+        self.since = since = self.since + 1
+        if not goes_on or beside * beside > self.odd * self.odd * since:
             return False
         self._next()
         return True

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .aftermath import Aftermath
-from .along import FOR, Along, other
+from .along import FOR, Along, Went, other
 from .estimates import Estimates, Key
 from .gaps import Gaps
 from .held import PLAIN, Choice, Held, Question
@@ -464,19 +464,61 @@ class Controller:
         )
 
     def went(self, along: Along) -> None:
-        """What came of rounds that went along."""
-        slots, member = [along.slot], along.choice.member
-        for k, reached, accepted, emitted, draft, rest, rows, once in along.went:
-            self._begin()
-            self._along = True
-            self._varied(slots, along.choice)
-            self.emitted(along.slot, emitted)
-            if k:
-                self.told(Told(along.slot, member, 0, reached, accepted))
-            else:
-                self.refused()
-            spent = Spent({}, draft, 0.0, rest, rows, once=once)
-            self.spent([Pick(member, k) if k else None], spent)
+        """What came of rounds that went along. Whatever ends that has happened in the last one."""
+        left = along.went
+        while left:
+            alike = max(0, min(len(left), self._varies - self._drafted) - 1)
+            self._went_on(along, left[:alike])
+            self._went(along, left[alike])
+            left = left[alike + 1 :]
+
+    def _went(self, along: Along, went: Went) -> None:
+        """One of them."""
+        k, reached, accepted, emitted, draft, rest, rows, once = went
+        slot, member = along.slot, along.choice.member
+        self._begin()
+        self._along = True
+        self._varied([slot], along.choice)
+        self.emitted(slot, emitted)
+        if k:
+            self.told(Told(slot, member, 0, reached, accepted))
+        else:
+            self.refused()
+        spent = Spent({}, draft, 0.0, rest, rows, once=once)
+        self.spent([Pick(member, k) if k else None], spent)
+
+    def _went_on(self, along: Along, rounds: Sequence[Went]) -> None:
+        """Some in which nothing happened: the same at once, in a third of the time."""
+        if not rounds:
+            return
+        slot, choice, plain = along.slot, along.choice, self._prices.plain(1)
+        member, most, length = choice.member, _SLOW * choice.takes, self._estimates.length(slot)
+        passed, began = self._passed.get(slot), length
+        whole = counted = 0.0
+        for k, reached, accepted, emitted, draft, rest, rows, _ in rounds:
+            state, seconds, saved = _state(passed, member), draft + rest, plain * emitted
+            before = passed[1] if passed and state != FAILED else 0
+            passed = (member, before + accepted + 1) if accepted == reached else None
+            length += emitted
+            self._judged.append((Told(slot, member, 0, reached, accepted), length, state))
+            spent = Spent({}, draft, 0.0, rest, rows)
+            moved, cold = rows != self._rows, self._cold > 0
+            self._rounds.append(([Pick(member, k)], spent, seconds, saved, moved, cold))
+            self._rows, self._cold = rows, self._cold - cold
+            self._missed = 0 if accepted else self._missed + 1
+            self._vain = self._vain and not accepted
+            whole += seconds
+            counted += min(seconds, most, saved + ONCE * plain)
+        n, saved = len(rounds), plain * (length - began)
+        self._now, self._passed = choice, {slot: passed} if passed else {}
+        self._round, self._drafted = self._round + n, self._drafted + n
+        self._estimates.emitted(slot, length - began)
+        self._held.passed(whole)
+        self._lost += counted - saved
+        self._more, self._since = self._more + saved - n * choice.saves, self._since + n
+        stride = self._stride
+        stride.batch, stride.rounds = 1, stride.rounds + n
+        stride.seconds, stride.saved = stride.seconds + counted, stride.saved + saved
 
     def _state(self, slot: int, member: int) -> int:
         """FAILED, PASSED or LASTING, by what became of a drafter's last drafts (`Outlook`)."""

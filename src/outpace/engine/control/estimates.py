@@ -76,7 +76,8 @@ def key_of(temperature: float) -> Key:
 
 def _age(tokens: int) -> int:
     """Of a sequence of so many tokens: 0, 1 at its beginning, 2 at its very beginning."""
-    return sum(tokens < most for most in _AGES)
+    first, very_first = _AGES
+    return 0 if tokens >= first else 1 if tokens >= very_first else 2
 
 
 def _odds(alpha: Sequence[float]) -> Floats:

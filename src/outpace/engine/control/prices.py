@@ -224,7 +224,7 @@ class Prices:
 def _usual(seconds: Sequence[float]) -> float:
     """What rounds take that are alike: the mean, to which no one adds much."""
     usual = statistics.median_low(seconds)
-    return statistics.fmean(min(s, 1.5 * usual) for s in seconds)
+    return statistics.fmean([min(s, 1.5 * usual) for s in seconds])
 
 
 def settled(seconds: Sequence[float]) -> bool:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +52,7 @@ class Survival:
     def __init__(self, most: int, memory: float) -> None:
         self.depths = most
         # of rounds, by how many depths they reached and accepted: to count one is one addition
-        self._reached, self._accepted = np.zeros(most + 1), np.zeros(most + 1)
+        self._reached, self._accepted = [0.0] * (most + 1), [0.0] * (most + 1)
         self._memory = memory
         self._tokens = self._weighed = 0.0  # since a round weighed 1, and for which that is known
         self._weight = 1.0
@@ -70,8 +71,8 @@ class Survival:
             self._weight = math.exp(min(self._tokens / self._memory, _LONG_AGO))
             self._weighed = self._tokens
             if self._weight > _LARGE:
-                self._reached /= self._weight
-                self._accepted /= self._weight
+                self._reached = [n / self._weight for n in self._reached]
+                self._accepted = [n / self._weight for n in self._accepted]
                 self._tokens, self._weighed, self._weight = 0.0, 0.0, 1.0
         return self._weight
 
@@ -87,8 +88,8 @@ class Survival:
             return
         self.empty = False
         weight = self.weight / other.weight * math.exp(-tokens / self._memory)
-        self._reached += weight * other._reached
-        self._accepted += weight * other._accepted
+        self._reached = _sum(self._reached, weight, other._reached)
+        self._accepted = _sum(self._accepted, weight, other._accepted)
 
     @property
     def reached(self) -> list[float]:
@@ -126,10 +127,13 @@ class Survival:
         return found
 
 
-def _or_deeper(counts: Floats) -> list[float]:
+def _sum(counts: list[float], weight: float, more: list[float]) -> list[float]:
+    return [n + weight * m for n, m in zip(counts, more, strict=True)]
+
+
+def _or_deeper(counts: list[float]) -> list[float]:
     """Of counts by depth from 0 those of each depth or more, from 1."""
-    found: list[float] = counts[:0:-1].cumsum()[::-1].tolist()
-    return found
+    return [*accumulate(counts[:0:-1])][::-1]
 
 
 class Likeness:
