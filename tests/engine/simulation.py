@@ -45,6 +45,7 @@ class Machine:
         after: plain rounds that follow on one that drafted take so many times as long.
         begun: the share of the target's pass that has run when a model has drafted.
         nodes: of a draft, by how deep it is; a chain's are as many.
+        settles: rounds of this K take so many times as long before there were four in a row.
     """
 
     target: Callable[[int], float]
@@ -61,6 +62,7 @@ class Machine:
     after: Sequence[float] = ()
     begun: float = 0.0
     nodes: Callable[[int], int] = lambda depth: depth
+    settles: Callable[[int], float] = lambda k: 1.0
 
 
 @dataclass
@@ -119,6 +121,7 @@ class World:
         self.rng = np.random.default_rng(seed)
         self._pace, self._rounds, self._quiet = 0.0, 0, len(machine.after)
         self._all = 0  # rounds, of all texts
+        self._same = 0, 0  # the K of the last round, and how many those were
         self._ran = set[tuple[str, int]]()
 
     def measured(self, true: float, what: tuple[str, int] = ("", 0)) -> float:
@@ -144,6 +147,12 @@ class World:
     def behind(self) -> float:
         """By which this round takes longer as the prompt was read just before."""
         return self.machine.behind[self._rounds] if self._rounds < len(self.machine.behind) else 1.0
+
+    def _early(self, k: int) -> float:
+        """By which a round of this K takes longer as those before were of others."""
+        before, rounds = self._same
+        self._same = k, rounds + 1 if k == before else 1
+        return self.machine.settles(k) if self._same[1] <= 4 else 1.0
 
     def drift(self) -> None:
         """A round later."""
@@ -250,6 +259,8 @@ class World:
                         waiting[b].remove(item)
             rest = m.target(rows * self.batch) * (1.0 if any(picks) else self.after)
             rest *= 1 - m.begun if drafting else 1
+            early = self._early(max((p.k for p in picks if p), default=0))
+            draft, rest = draft * early, rest * early
             self._quiet = 0 if any(picks) else self._quiet + 1
             spent = Spent(
                 {i: self.measured(x) for i, x in looks.items()},

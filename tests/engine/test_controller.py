@@ -46,6 +46,7 @@ from outpace.engine.control.prices import Prices
 from outpace.engine.control.probes import Probe, Probes
 from outpace.engine.control.purse import Purse
 from outpace.engine.control.survival import FAILED, Survival
+from outpace.engine.control.times import EARLY, MOVED
 from outpace.types import Independent, Shape
 from outpace.verifiers import TokenVerifier
 
@@ -342,6 +343,33 @@ def test_where_neighbours_of_the_best_k_take_longer_it_is_found_and_they_are_tri
     assert all(drafted[k] > drafted.total() / 200 for k in (5, 7))
 
 
+def test_a_k_that_is_settled_late_is_tried_until_it_is(monkeypatch):
+    """Of K = 6 the first four rounds behind others take 12 % longer: it seems no better than 5."""
+    machine = Machine(
+        lambda rows: 13.6 if rows == 7 else 10 + 0.7 * rows,
+        [0.5],
+        reading=[0.02],
+        settles=lambda k: 1.12 if k == 6 else 1.0,
+    )
+
+    def share() -> float:
+        """Of rounds that draft so far."""
+        drafted = Counter()
+        for seed in range(16):
+            world = World(machine, [MODEL], [steady(0.75)], seed=seed)
+            run = generate(world, thinking(2.0)[0], 4000)
+            drafted.update(pick.k for (pick,) in run.picks[len(run.picks) // 2 :] if pick)
+        assert best_pace(world, 2000, 4000)[2] == 6
+        return drafted[6] / drafted.total()
+
+    found = share()
+    assert found > 0.35
+    monkeypatch.setattr(controller, "SETTLES", 1)  # all but the first are counted as if they were
+    assert share() < 0.75 * found
+    monkeypatch.setattr(controller, "_STINT", controller._FOR)
+    assert share() < 0.2 * found
+
+
 class AlwaysFar(Controller):
     """Wants as much as there is."""
 
@@ -371,9 +399,9 @@ def test_the_first_rounds_of_a_text_and_one_of_much_reading_are_said_to_be_cold(
     control, flags = still(), []
     add = control._prices.add
 
-    def noted(picks, spents, moved, cold):
+    def noted(picks, spents, phase, cold):
         flags.append((len(spents), cold))
-        add(picks, spents, moved, cold)
+        add(picks, spents, phase, cold)
 
     control._prices.add = noted
     generate(World(machine, [MODEL], [steady(0.8)], prompt=50), control, 120, requests=6)
@@ -405,7 +433,7 @@ def test_rounds_behind_a_prompt_make_no_k_dear_but_where_texts_are_that_short(mo
 def test_a_round_behind_a_pause_has_more_rows_than_the_one_before():
     """Whenever both are learned of."""
     control, rises = still(), []
-    control._prices.add = lambda picks, spents, moved, cold: rises.append((spents[0].rows, moved))
+    control._prices.add = lambda picks, spents, phase, cold: rises.append((spents[0].rows, phase))
     control.open(0, 0.0)
     for rows in (5, 5, 7):
         control.spent([Pick(0, rows - 1)], Spent({}, 1.0, 0.0, 10.0, rows))
@@ -413,7 +441,7 @@ def test_a_round_behind_a_pause_has_more_rows_than_the_one_before():
         control.rested(10.0)
     control.spent([Pick(0, 5)], Spent({}, 1.0, 0.0, 10.0, 6))
     control._learn()
-    assert rises == [(5, True), (5, False), (7, True), (6, True)]
+    assert rises == [(5, MOVED), (5, EARLY), (7, MOVED), (6, MOVED)]
 
 
 def test_of_two_that_are_equal_it_stays_with_one(monkeypatch):
@@ -507,7 +535,9 @@ def test_a_change_is_followed(before, after, within):
 def test_new_requests_that_suit_another_drafter_get_it(better):
     one, other = [0.8, 0.2], [0.2, 0.8]
     before, after = (other, one) if better == 0 else (one, other)
-    assert behind_a_change(False, PAIR, BOTH, before, after) < 1.1
+    # in one text of forty the one that is better now waits for most of it, as it was bad before
+    seeds = 96 if better else 32
+    assert behind_a_change(False, PAIR, BOTH, before, after, seeds=seeds) < 1.1
 
 
 class Waits(Controller):
@@ -1386,7 +1416,8 @@ class Retold(OneByOne):
         super().went(along)
         self.telling = False
         self.rounds += len(along.went)
-        self.unlike.append(self.chosen != [k for k, *_ in along.went])
+        if self._estimates.length(along.slot) < 5900:  # else it may end before it has gone so far
+            self.unlike.append(self.chosen != [k for k, *_ in along.went])
 
     def _varied(self, slots, choice):
         k = super()._varied(slots, choice)
@@ -1420,7 +1451,7 @@ def test_rounds_that_go_along_go_as_far_as_would_be_chosen_for_them(broken, monk
 
     found = retold()
     assert found.rounds > 4 * found.asked > 100
-    assert not any(found.unlike[:-1])  # the text ends in the last one
+    assert not any(found.unlike)
     monkeypatch.setattr(controller, "Along", broken)
     assert sum(retold().unlike) > 5
 

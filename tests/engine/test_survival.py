@@ -288,6 +288,24 @@ def test_what_it_takes_to_change_k_is_part_of_the_price_of_three_k():
     assert k == best.passed[k] < best.long[k]
 
 
+def test_what_rounds_take_longer_where_k_changes_is_part_of_the_price_of_three_k():
+    seconds, early = 4.0 + np.arange(17.0), np.full(17, 0.1)
+    outlook = play(4, 4, 4).outlook
+    free = outlook.policy(seconds, 16)
+    k = int((free.tokens / free.seconds).argmax())
+    ks = k, int(free.passed[k]), int(free.long[k])
+    assert ks[0] < ks[1]
+    dear = outlook.policy(seconds, 16, ks, 0.5, early=early)
+    assert (dear.passed[k], dear.long[k]) == ks[1:]
+    assert dear.seconds[k] == pytest.approx(free.seconds[k] + 0.1)
+    one = outlook.policy(seconds, 16, early=20 * early)
+    k = int((one.tokens / one.seconds).argmax())
+    assert k == one.passed[k] == one.long[k]
+    assert one.seconds[k] == seconds[k]  # it does not change
+    kept = outlook.policy(seconds, 16, (k, k, k), 0.999, early=20 * early)
+    assert (kept.passed[k], kept.long[k], kept.seconds[k]) == (k, k, seconds[k])
+
+
 # --- of many sequences ------------------------------------------------------------------------
 
 MEMBERS = [Profile("model", False, 4)]

@@ -10,7 +10,18 @@ import pytest
 from outpace.engine.control import Pick, Profile, Spent
 from outpace.engine.control import times as cost_times
 from outpace.engine.control.prices import Prices, settled
-from outpace.engine.control.times import HOPE, Mean, Pace, RowTimes, StepTimes, Times
+from outpace.engine.control.times import (
+    EARLY,
+    HOPE,
+    MOVED,
+    SETTLED,
+    SETTLES,
+    Mean,
+    Pace,
+    RowTimes,
+    StepTimes,
+    Times,
+)
 
 
 def passes() -> Times:
@@ -169,10 +180,28 @@ def test_a_size_that_is_tried_now_and_then_is_as_dear_as_if_it_always_were(told)
         for _ in range(counts[turn % 2]):
             moved = size > before  # the way back takes no longer here
             seconds = (20.0, 21.0)[turn % 2] * np.exp(0.08 * moved + 0.03 * rng.standard_normal())
-            times.add(size, 1, seconds, moved and told)
+            times.add(size, 1, seconds, MOVED if moved and told else SETTLED)
             before = size
     assert (times.one(5, 1) / times.one(4, 1) < 1.065) == told
-    assert times.rise == pytest.approx(0.08 if told else 0.0, abs=0.03)
+    early = times.early(np.array([5.0]))[0] / times.one(5, 1)  # it never settles here
+    assert early + times.rise == pytest.approx(0.08 if told else 0.0, abs=0.03)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_size_that_settles_late_is_as_dear_as_once_it_is(told):
+    """Of four rounds each takes 8 % longer; it is tried in two, and in twelve now and then."""
+    times, rng = passes(), np.random.default_rng(0)
+    for turn in range(200):
+        for _ in range(24):
+            times.add(4, 1, 20.0 * np.exp(0.03 * rng.standard_normal()))
+        for n in range(12 if turn % 4 == 3 else 2):
+            seconds = 21.0 * np.exp(0.08 * (n < SETTLES) + 0.03 * rng.standard_normal())
+            phase = SETTLED if n >= SETTLES else EARLY if n else MOVED
+            times.add(5, 1, seconds, phase if told or phase == MOVED else SETTLED)
+    assert (times.one(5, 1) / times.one(4, 1) < 1.065) == told
+    early = times.early(np.arange(7.0)) / times.at(np.arange(7.0), 1)
+    assert early[5] == pytest.approx(0.08 if told else 0.0, abs=0.03)
+    assert not early[[4, 6]].any()
 
 
 def believed_of_both(rounds: int) -> float:
@@ -232,7 +261,7 @@ def test_where_it_is_uncertain_it_can_be_hoped_to_be_better():
 # --- of rounds --------------------------------------------------------------------------------
 
 MODEL, LOOK = Profile("model", False, 8, 0.25), Profile("n-gram", True, 8)
-EARLY = Profile("early exit", False, 8, 0.25, begun=True)
+EXIT = Profile("early exit", False, 8, 0.25, begun=True)
 
 
 def told(
@@ -290,7 +319,7 @@ def test_what_a_sequence_adds_to_plain_decoding_is_known_from_drafts(monkeypatch
 
 
 def test_a_round_that_the_draft_has_begun_has_a_rest_of_its_own():
-    prices = Prices([MODEL, EARLY], 8)
+    prices = Prices([MODEL, EXIT], 8)
     told(prices, [None], 1)
     told(prices, [Pick(1, 3)], 4, draft=3.0, rest=6.0)
     told(prices, [Pick(0, 3)], 4, draft=3.0, rest=11.0)

@@ -14,10 +14,6 @@ from dataclasses import dataclass, field
 from .held import Choice
 from .survival import FAILED, LASTING, LONG, PASSED
 
-FOR = 2
-"""Rounds of another K than was chosen, one behind the other."""
-
-
 Went = tuple[int, int, int, int, float, float, int, bool]
 """What came of a round: how far was drafted, or 0 if there was nothing to propose; depths that were
 judged, and of these those that passed; tokens that it emitted; seconds of the draft, and of the
@@ -37,7 +33,7 @@ class Along:
     Attributes:
         most: the longest K.
         state: of the text (`Outlook`), and `passed`: tokens since a draft was refused.
-        varies, more: after so many rounds `FOR` of them draft so many tokens more.
+        varies, more, lasts: after so many rounds so many tokens more are drafted, and in how many.
         rounds, tokens: that may go along before the controller is told.
         expected: tokens of a round.
         beside, since, odd: tokens of rounds since the choice beside that, of how many rounds, and
@@ -56,6 +52,7 @@ class Along:
     passed: int
     varies: int
     more: int
+    lasts: int
     rounds: int
     tokens: float
     expected: float
@@ -73,7 +70,7 @@ class Along:
 
     def _next(self) -> None:
         k = self.choice.lengths[self.state]
-        varied = self.varies <= len(self.went) < self.varies + FOR
+        varied = self.varies <= len(self.went) < self.varies + self.lasts
         self.k = min(other(k, self.more) if varied else k, self.most)
 
     def add(

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .aftermath import Aftermath
-from .along import FOR, Along, Went, other
+from .along import Along, Went, other
 from .estimates import Estimates, Key
 from .gaps import Gaps
 from .held import PLAIN, Choice, Held, Question
@@ -39,6 +39,7 @@ from .probes import Candidate, Probes
 from .purse import ONCE, Purse
 from .report import Estimate, Report
 from .survival import FAILED, LASTING, LONG, PASSED, Floats
+from .times import EARLY, MOVED, SETTLED, SETTLES
 from .worth import Promises, Worth
 
 _LEAVE_PLAIN = 1.02
@@ -57,12 +58,16 @@ that, too. Where that changed nothing, twice as many may be lost before the next
 (Of a text that is taken for one like all others that would say little: a bad stretch of an ordinary
 one loses as much, and to choose shorter drafts for what follows it loses more.)"""
 
-_VARY, _NEIGHBOURS = (32, 64), (1, -1, 2, -1)
-"""Rounds of a model that was chosen, at first and later, after which `FOR`, one after the other,
-draft so many tokens more, in turn: two, too, as the next K may be dear and the one behind it
-cheap. (Six of them, of which four do not count, are dearer than what they tell: a pass over 6 rows
-of the shipped target takes 17 % longer right behind one over 8 than behind others over 6, and 3 %
-after five of them.)"""
+_VARY, _FOR, _NEIGHBOURS = (32, 128), 2, (1, -1, 2, -1)
+"""Rounds of a model that was chosen, at first and later (an eighth of those so far), after which
+some, one after the other, draft so many tokens more, in turn: two, too, as the next K may be dear
+and the one behind it cheap."""
+
+_EARNEST, _STINT, _RIVALS = 2, 16, 0.96
+"""One in so many times that they do they are so many, where that many tokens more or less promise
+so much of the best rate: some K are settled only then, and seem dearer in two rounds than they are
+(see `times`). With K = 5 the shipped pair may be 4 to 10 % slower than with K = 6, and would not
+know."""
 
 _SLOW = 1.25
 """Times as long as was expected that a round counts as at most: what lasts for longer is the
@@ -98,9 +103,9 @@ _SETTLE = 64
 _Judged = tuple[Told, int, int]
 """What was told, how many tokens the sequence had emitted by then, and its state (`Outlook`)."""
 
-_Round = tuple[Sequence[Pick | None], Spent, float, float, bool, bool]
-"""What a round took, in all, too, and how many seconds of plain decoding it saved; whether it has
-moved, and is cold, as in `Prices.add`."""
+_Round = tuple[Sequence[Pick | None], Spent, float, float, int, bool]
+"""What a round took, in all, too, and how many seconds of plain decoding it saved; in which
+phase, and whether it is cold, as in `Prices.add`."""
 
 
 class _Course(NamedTuple):
@@ -203,7 +208,8 @@ class Controller:
         self._resters: dict[int, Key] = {}  # who runs in them
         self._drafted = 0  # rounds of a model that was chosen
         self._varies, self._turns = _VARY[0], 0  # the next that varies, and how often they did
-        self._rows = 1  # of the target's pass in the last round
+        self._variation = 0, 0  # by how much, and for how long, if it is known
+        self._rows = self._alike = 1  # of the target's pass in the last rounds, and how many those
         self._opened = self._vain = False  # a sequence, since the last choice; it was not worth it
         self._cold = 0  # rounds that are right behind a prompt, from this one on
         self._timing = False  # whether that is to time plain decoding
@@ -294,7 +300,7 @@ class Controller:
             seconds = (self._prices.plain(len(self._resters)) or seconds[0],)
         rounds = len(seconds)
         self._round += rounds - 1
-        self._rows, self._cold = 1, max(0, self._cold - rounds)
+        self._rows, self._alike, self._cold = 1, SETTLES, max(0, self._cold - rounds)
         self._rested.extend(seconds)
         self._held.passed(sum(seconds))
         if self._timing and self._round + 1 >= self._resting and not settled(self._rested):
@@ -411,17 +417,24 @@ class Controller:
         most = min(self.most, self.members[choice.member].most)
         if self._drafted >= self._varies and not self._fixed:
             self._count_up()
-            k, self._now, self._along = other(k, self._neighbour), PLAIN, False
-            if self._drafted >= self._varies + FOR - 1:
+            more, lasts = self._variation = self._next_variation(choice)
+            k, self._along = other(k, more), False
+            if lasts == _FOR:  # else they are to go about as expected
+                self._now = PLAIN
+            if self._drafted >= self._varies + lasts - 1:
                 first, later = _VARY
-                self._turns += 1
-                self._varies = self._drafted + min(max(first, self._drafted // first), later)
+                self._turns, self._variation = self._turns + 1, (0, 0)
+                self._varies = self._drafted + min(max(first, self._drafted // 8), later)
         return min(k, most)
 
-    @property
-    def _neighbour(self) -> int:
-        """How many tokens more a round drafts that varies."""
-        return _NEIGHBOURS[self._turns % len(_NEIGHBOURS)]
+    def _next_variation(self, choice: Choice) -> tuple[int, int]:
+        """How many tokens more rounds draft that vary, and how many such rounds there are."""
+        if self._variation[1]:
+            return self._variation  # it has begun
+        times, last = divmod(self._turns + 1, _EARNEST)
+        if choice.rivals and not last:
+            return choice.rivals[times % len(choice.rivals)], _STINT
+        return _NEIGHBOURS[self._turns % len(_NEIGHBOURS)], _FOR
 
     def along(self) -> Along | None:
         """The rounds behind this one, if a model drafts for a single sequence: they need not be
@@ -443,7 +456,7 @@ class Controller:
         rounds = 1 + math.floor(min(until))
         if rounds <= 0 or self._looks.eager:
             return None
-        passed = self._passed.get(slot)
+        passed, (more, lasts) = self._passed.get(slot), self._next_variation(choice)
         return Along(
             slot,
             choice,
@@ -451,7 +464,8 @@ class Controller:
             state=_state(passed, choice.member),
             passed=passed[1] if passed else 0,
             varies=self._varies - self._drafted - 1,
-            more=self._neighbour,
+            more=more,
+            lasts=lasts,
             rounds=rounds,
             tokens=self._estimates.young(slot),
             expected=choice.saves / plain,
@@ -502,9 +516,9 @@ class Controller:
             length += emitted
             self._judged.append((Told(slot, member, 0, reached, accepted), length, state))
             spent = Spent({}, draft, 0.0, rest, rows)
-            moved, cold = rows != self._rows, self._cold > 0
-            self._rounds.append(([Pick(member, k)], spent, seconds, saved, moved, cold))
-            self._rows, self._cold = rows, self._cold - cold
+            phase, cold = self._phase(rows), self._cold > 0
+            self._rounds.append(([Pick(member, k)], spent, seconds, saved, phase, cold))
+            self._cold -= cold
             self._missed = 0 if accepted else self._missed + 1
             self._vain = self._vain and not accepted
             whole += seconds
@@ -650,8 +664,9 @@ class Controller:
         misses = math.inf
         if n == 1 and k and member >= 0:
             misses = self._estimates.misses(asks[0].slot, member, kind_beside(asks[0]))
+        rivals = self._rivals(best, k) if n == 1 and k and member >= 0 else ()
         choice = Choice(
-            member, *best.lengths(k), gain, *expected, until_look, promised, takes, misses
+            member, *best.lengths(k), gain, *expected, until_look, promised, takes, misses, rivals
         )
         tried = self._try(asks, options, choice, whole, speed, worths)
         self._take(choice)
@@ -659,6 +674,12 @@ class Controller:
             self._vain = choice.plain
         self._opened = self._aged = False
         return choice, tried
+
+    def _rivals(self, best: Option, k: int) -> Sequence[int]:
+        """By how many tokens longer or shorter drafts promise nearly as much."""
+        speeds = best.speeds
+        near = [more for more in sorted({*_NEIGHBOURS}) if 0 < k + more < len(speeds)]
+        return tuple(more for more in near if speeds[k + more] >= _RIVALS * speeds[k])
 
     def _question(
         self, slots: Sequence[int], left: int, late: Late, asks: Sequence[Ask] = ()
@@ -847,13 +868,13 @@ class Controller:
         """What a round took; told after everything else about it."""
         plain = self._prices.plain(len(picks))
         saved = self._saved(plain) if any(picks) else plain
-        moved, cold = spent.rows != self._rows, self._cold > 0 or spent.reading > spent.draft
-        self._rows, self._cold = spent.rows, max(0, self._cold - 1)
+        phase, cold = self._phase(spent.rows), self._cold > 0 or spent.reading > spent.draft
+        self._cold = max(0, self._cold - 1)
         if spent.once:
             self._follows(picks, spent, plain)
             return
         whole, thought = spent.seconds, spent.choosing
-        self._rounds.append((picks, spent, whole, saved, moved, cold))
+        self._rounds.append((picks, spent, whole, saved, phase, cold))
         self._held.passed(whole)
         if len(self._judged) + len(self._rounds) > _NEWS:
             self._learn()
@@ -879,6 +900,14 @@ class Controller:
                 self._held.forget(self._answered)
             if surprised or lost or self._purse.empty:
                 self._goes_apart()
+
+    def _phase(self, rows: int) -> int:
+        """A round was of so many rows; in which phase, as of `Times.add`."""
+        if rows != self._rows:
+            self._rows, self._alike = rows, 1
+            return MOVED
+        self._alike += 1
+        return EARLY if self._alike <= SETTLES else SETTLED
 
     def _count_up(self, chose: bool = True) -> None:
         """Of the rounds since it was last done what they have lost and gained.
@@ -940,12 +969,12 @@ class Controller:
             self._estimates.add(told, length, state, over=told.slot == over)
             self._probes.told(told)
         alike: dict[tuple[Any, ...], list[Spent]] = {}
-        for picks, spent, whole, saved, moved, cold in rounds:
-            what = tuple(picks), moved, cold, spent.rows, *spent.looks
+        for picks, spent, whole, saved, phase, cold in rounds:
+            what = tuple(picks), phase, cold, spent.rows, *spent.looks
             alike.setdefault(what, []).append(spent)
             self._probes.spent(whole, saved, self._prices.plain(len(picks)), spent.reading)
-        for (picks, moved, cold, *_), spents in alike.items():
-            self._prices.add(picks, spents, moved, cold)
+        for (picks, phase, cold, *_), spents in alike.items():
+            self._prices.add(picks, spents, phase, cold)
 
     # --- why ----------------------------------------------------------------------
 

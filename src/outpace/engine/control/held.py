@@ -10,7 +10,7 @@ time than that: what was chosen for one serves the texts that follow and go like
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 _SHARE = 0.0025
@@ -65,6 +65,7 @@ class Choice(NamedTuple):
         takes: seconds that a round is expected to take, looks apart.
         misses: drafts by a model for a single sequence, one behind the other, of which nothing is
             accepted, that show that it does not go as expected.
+        rivals: by how many tokens longer or shorter drafts promise nearly as much.
     """
 
     member: int
@@ -78,6 +79,7 @@ class Choice(NamedTuple):
     promised: float = 0.0
     takes: float = math.inf
     misses: float = math.inf
+    rivals: Sequence[int] = ()
 
     @property
     def plain(self) -> bool:

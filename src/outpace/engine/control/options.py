@@ -221,11 +221,11 @@ class Options:
             saved = plain * outlook.tokens[np.minimum(self._ks, most)]
             return Option.alike(m, saved, seconds, saved)
         kept = last.lengths if last.member == m else (0, 0, 0)
-        rises = prices.rises(prices.rows(m), m)
-        policy = outlook.policy(seconds, most, kept, KEEP, rises)
+        changes = prices.rises(prices.rows(m), m), prices.early(m)
+        policy = outlook.policy(seconds, most, kept, KEEP, *changes)
         unaided = over(plain * policy.tokens, policy.seconds)
         if worths is not None:
-            policy = outlook.worth(worths).policy(seconds, most, kept, KEEP, rises)
+            policy = outlook.worth(worths).policy(seconds, most, kept, KEEP, *changes)
         saved = plain * policy.tokens
         return Option(m, policy.passed, policy.long, saved, policy.seconds, unaided, seconds)
 

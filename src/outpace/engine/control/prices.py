@@ -10,7 +10,7 @@ import numpy as np
 
 from .plan import Pick, Profile, Spent
 from .survival import Floats
-from .times import HOPE, Mean, Pace, RowTimes, StepTimes
+from .times import HOPE, SETTLED, Mean, Pace, RowTimes, StepTimes
 
 LEAST_TIMED, _MOST_TIMED = 3, 12
 """Rounds of plain decoding that are timed together: at least, and at most as long as they become
@@ -126,6 +126,11 @@ class Prices:
         found: Floats = math.expm1(times.rise) * times.at(rows, 1)
         return found
 
+    def early(self, member: int) -> Floats:
+        """What rounds of a single sequence take longer before they are settled, by K: `[K + 1]`."""
+        passes, rows = self._begun.get(member, self._rest), self.rows(member)
+        return self._draft[member].early(self._ks) + passes.early(rows)
+
     def rows(self, member: int) -> Floats:
         """Of the pass, by K: of trees it is learned."""
         return self._rows[member]
@@ -163,7 +168,7 @@ class Prices:
         self,
         picks: Sequence[Pick | None],
         spents: Sequence[Spent],
-        moved: bool = False,
+        phase: int = SETTLED,
         cold: bool = False,
     ) -> None:
         """What rounds took, soon one after the other, in which the same was picked and as many rows
@@ -171,7 +176,7 @@ class Prices:
         them.
 
         Args:
-            moved: whether in the round before each of them more or fewer were.
+            phase: whether before each of them as many were, as of `Times.add`.
             cold: whether much was read right before, which has driven what a round needs out of
                 the processor's caches: it takes up to twice as long as others, and is counted
                 only where no other is known.
@@ -195,7 +200,7 @@ class Prices:
             if not self._members[m].instant:
                 if not (cold and self._draft[m].measured):
                     drafting = _usual([spent.draft for spent in spents])
-                    self._draft[m].add(k, batch, drafting, moved, len(spents))
+                    self._draft[m].add(k, batch, drafting, phase, len(spents))
                 rest = self._begun.get(m, rest)
                 if len(longest) == 1:  # else the rows may be those of others
                     self._sized(m, k, rows - 1)
@@ -204,7 +209,7 @@ class Prices:
             more = min(seconds - plain, plain)
             self._compared[batch] = before + _PRESENT / 4 * (more - before)
         elif not (cold and rest.measured):
-            rest.add(rows, batch, seconds, moved, len(spents))
+            rest.add(rows, batch, seconds, phase, len(spents))
         self._plains.clear()
         self.seconds += sum(spent.seconds for spent in spents)
 

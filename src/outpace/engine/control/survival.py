@@ -277,6 +277,7 @@ class Outlook:
         kept: tuple[int, int, int] = (0, 0, 0),
         share: float = 1.0,
         rises: Floats | float = 0.0,
+        early: Floats | float = 0.0,
     ) -> Policy:
         """For every K, up to this one, behind a draft that failed, those in the other states.
 
@@ -285,12 +286,14 @@ class Outlook:
             kept: three K, as far as this, that are kept as long as they promise this share of the
                 best; 0 for none.
             rises: seconds that a round takes longer behind one of a smaller K. `[K + 1]`
+            early: seconds that rounds take longer where K changes again and again. `[K + 1]`
         """
         constants = _constants(most, LONG, _FARTHER)
         ks, usable = constants.ks, constants.usable
         behind, often, stay = self._stretch(ks[:, None], ks[None, :], ks)
         first, second, third = self.apart[:, : most + 1]
-        spent = seconds[: most + 1]
+        alone = seconds[: most + 1]
+        spent = alone + np.broadcast_to(early, seconds.shape)[: most + 1]
         rise = np.broadcast_to(rises, seconds.shape)[: most + 1]
         often_up = self.goes_on[0][: most + 1, None] * constants.unlike
         tokens = first[:, None] + behind * second
@@ -306,7 +309,9 @@ class Outlook:
         for _ in range(_SEARCHES):  # Dinkelbach 1967: of a ratio, by the best of a difference
             long = np.maximum((more - found.max() * longer).argmax(), ks)
             found = rates(long)
-        same = np.where(constants.unlike, 0.0, rates(ks))
+        rounds = 1 + behind.diagonal() + often.diagonal() * stay
+        emitted = tokens.diagonal() + often.diagonal() * more
+        same = np.diag(np.where(usable.diagonal(), emitted / (rounds * alone), 0.0))
         alike = same.max() >= _UNLIKE * found.max()
         if alike:
             long, found = ks, same
@@ -315,6 +320,8 @@ class Outlook:
             last = rates(np.maximum(before, ks))
             if alike and not k == passed == before:
                 share = 1.0
+            if k == passed == before:
+                last[k, k] = same[k, k]
             if last[k, passed] > share * found.max():
                 long, found = np.maximum(before, ks), last
                 found[k, passed] = np.inf
@@ -330,7 +337,8 @@ class Outlook:
         policy.passed[: most + 1], policy.long[: most + 1] = best, long
         policy.tokens[: most + 1] = (tokens[at] + often[at] * more[long]) / rounds
         up = (long != best) * rise[long]
-        policy.seconds[: most + 1] = (takes[at] + often[at] * (longer[long] + up)) / rounds
+        takes = (takes[at] + often[at] * (longer[long] + up)) / rounds
+        policy.seconds[: most + 1] = np.where((best == ks) & (long == ks), alone, takes)
         return policy
 
     def shares(self, k: int, passed: int, long: int) -> Floats:
