@@ -535,7 +535,7 @@ def test_a_change_is_followed(before, after, within):
 def test_new_requests_that_suit_another_drafter_get_it(better):
     one, other = [0.8, 0.2], [0.2, 0.8]
     before, after = (other, one) if better == 0 else (one, other)
-    # in one text of forty the one that is better now waits for most of it, as it was bad before
+    # in one text of thirty the one that is better now waits for most of it, as it was bad before
     seeds = 96 if better else 32
     assert behind_a_change(False, PAIR, BOTH, before, after, seeds=seeds) < 1.1
 

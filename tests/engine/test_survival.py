@@ -20,6 +20,7 @@ from outpace.engine.control.survival import (
     STATES,
     Likeness,
     Outlook,
+    Policy,
     Survival,
     variances,
 )
@@ -268,14 +269,19 @@ def test_the_three_k_of_most_tokens_per_second_are_found():
     assert less.tokens[3:].tolist() == [1.0] * 14  # longer ones are not asked for
 
 
+def fastest(policy: Policy) -> tuple[int, int, int]:
+    """The three K of the best rate."""
+    k = int((policy.tokens / policy.seconds).argmax())
+    return k, int(policy.passed[k]), int(policy.long[k])
+
+
 def test_what_it_takes_to_change_k_is_part_of_the_price_of_three_k():
     """Where it takes much, it is changed in long stretches only."""
     seconds, rises = 4.0 + np.arange(17.0), np.full(17, 1.2)
     outlook = play(4, 4, 4).outlook
     free = outlook.policy(seconds, 16)
-    k = int((free.tokens / free.seconds).argmax())
-    ks = k, int(free.passed[k]), int(free.long[k])
-    assert ks[0] < ks[1]
+    ks = k, passed, _ = fastest(free)
+    assert k < passed
     played = play(*ks, seed=1)
     lengths = np.array(played.lengths)
     takes = seconds[lengths].mean() + 1.2 * (np.diff(lengths) > 0).mean()
@@ -283,24 +289,22 @@ def test_what_it_takes_to_change_k_is_part_of_the_price_of_three_k():
     assert (dear.passed[k], dear.long[k]) == ks[1:]
     assert dear.seconds[k] == pytest.approx(takes, rel=0.02)
     assert free.seconds[k] < 0.97 * takes
-    best = outlook.policy(seconds, 16, rises=np.full(17, 12.0))
-    k = int((best.tokens / best.seconds).argmax())
-    assert k == best.passed[k] < best.long[k]
+    k, passed, long = fastest(outlook.policy(seconds, 16, rises=np.full(17, 12.0)))
+    assert k == passed < long
 
 
 def test_what_rounds_take_longer_where_k_changes_is_part_of_the_price_of_three_k():
     seconds, early = 4.0 + np.arange(17.0), np.full(17, 0.1)
     outlook = play(4, 4, 4).outlook
     free = outlook.policy(seconds, 16)
-    k = int((free.tokens / free.seconds).argmax())
-    ks = k, int(free.passed[k]), int(free.long[k])
-    assert ks[0] < ks[1]
+    ks = k, passed, _ = fastest(free)
+    assert k < passed
     dear = outlook.policy(seconds, 16, ks, 0.5, early=early)
     assert (dear.passed[k], dear.long[k]) == ks[1:]
     assert dear.seconds[k] == pytest.approx(free.seconds[k] + 0.1)
     one = outlook.policy(seconds, 16, early=20 * early)
-    k = int((one.tokens / one.seconds).argmax())
-    assert k == one.passed[k] == one.long[k]
+    k, passed, long = fastest(one)
+    assert k == passed == long
     assert one.seconds[k] == seconds[k]  # it does not change
     kept = outlook.policy(seconds, 16, (k, k, k), 0.999, early=20 * early)
     assert (kept.passed[k], kept.long[k], kept.seconds[k]) == (k, k, seconds[k])

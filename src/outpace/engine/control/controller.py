@@ -502,7 +502,7 @@ class Controller:
         self.spent([Pick(member, k) if k else None], spent)
 
     def _went_on(self, along: Along, rounds: Sequence[Went]) -> None:
-        """Some in which nothing happened: the same at once, in a third of the time."""
+        """Some in which nothing happened: the same at once, in half of the time."""
         if not rounds:
             return
         slot, choice, plain = along.slot, along.choice, self._prices.plain(1)
@@ -661,10 +661,10 @@ class Controller:
         if n > 1 and k:
             promised = (expected[0] / whole - 1) / self._promises.kept(member, n)
         takes = float(best.seconds[k]) if k else math.inf
-        misses = math.inf
+        misses, rivals = math.inf, tuple[int, ...]()
         if n == 1 and k and member >= 0:
             misses = self._estimates.misses(asks[0].slot, member, kind_beside(asks[0]))
-        rivals = self._rivals(best, k) if n == 1 and k and member >= 0 else ()
+            rivals = self._rivals(best, k)
         choice = Choice(
             member, *best.lengths(k), gain, *expected, until_look, promised, takes, misses, rivals
         )
@@ -675,7 +675,7 @@ class Controller:
         self._opened = self._aged = False
         return choice, tried
 
-    def _rivals(self, best: Option, k: int) -> Sequence[int]:
+    def _rivals(self, best: Option, k: int) -> tuple[int, ...]:
         """By how many tokens longer or shorter drafts promise nearly as much."""
         speeds = best.speeds
         near = [more for more in sorted({*_NEIGHBOURS}) if 0 < k + more < len(speeds)]

@@ -318,10 +318,10 @@ class Outlook:
         k, passed, before = (min(length, most) for length in kept)
         if k:
             last = rates(np.maximum(before, ks))
-            if alike and not k == passed == before:
-                share = 1.0
             if k == passed == before:
                 last[k, k] = same[k, k]
+            elif alike:
+                share = 1.0
             if last[k, passed] > share * found.max():
                 long, found = np.maximum(before, ks), last
                 found[k, passed] = np.inf

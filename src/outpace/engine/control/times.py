@@ -38,8 +38,8 @@ twenty of the same in a row, made the best K of the shipped pair seem 4 to 7 % d
 _EARLY = 0.05
 """How much longer a size may take before it is settled, a standard deviation: the caches, and what
 the processor puts into them, follow rounds of another size only after some. On the shipped pair
-K = 6 takes 7 % longer than always in the first four rounds behind some of K = 5, and 2 % in the
-next ones; most other K do not."""
+K = 6 takes 3 to 8 % longer than always in the first four rounds behind some of K = 5, and 2 % in
+the next ones; most other K do not."""
 
 _WARM, _VARIES = 3, 50
 """Measurements of a size before they show how much they vary, and over how many that is taken."""
