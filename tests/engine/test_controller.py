@@ -977,7 +977,7 @@ def test_who_is_looked_at_in_vain_waits_for_longer_each_time_until_a_text_begins
 def behind_drafts(gain: float, follow: float) -> float:
     """In which share of rounds a look begins, where all drafts by a model pass, if it gains so
     much, and so much a second one behind it, as it was right."""
-    looks, right, began = rare_looks(0.5), False, 0
+    looks, right, began = rare_looks(0.52), False, 0
     for round_ in range(1, 4001):
         if right:
             looks.eager.add(1)
