@@ -970,7 +970,7 @@ def test_who_is_looked_at_in_vain_waits_for_longer_each_time_until_a_text_begins
     assert eager(41) == [1]
     looks.count({1}, 0.0, 41)
     assert not eager(42)
-    looks.new_text()
+    looks.new_text(2)
     assert eager(42) == [1]
 
 
@@ -996,10 +996,10 @@ def test_looks_behind_drafts_by_a_model_are_rare_if_they_and_those_behind_them_d
 ):
     """A look takes 0.052 of a plain round: one in ten is due, whichever way 0.05 is rounded."""
     assert behind_drafts(0.1, 0.3) > 0.4
-    assert behind_drafts(0.1, 0.0) < 0.2
-    assert behind_drafts(0.06, 0.1) < 0.2
+    assert behind_drafts(0.06, 0.0) < 0.2
+    assert behind_drafts(0.06, 0.08) < 0.2
     monkeypatch.setattr(looks, "_SURELY", 1.0)
-    assert behind_drafts(0.1, 0.0) > 0.4
+    assert behind_drafts(0.06, 0.0) > 0.4
 
 
 def test_a_look_that_gains_less_than_it_takes_was_in_vain():
@@ -1030,8 +1030,9 @@ class Drawn(Looks):
     """Averages what all looks bring, and is drawn to those that pay."""
 
     def _average(self, i, gain):
-        slow = 4 if gain > self._worth[i] else 16
-        self._worth[i] += (gain - self._worth[i]) / slow
+        at = self._at(i)
+        slow = 4 if gain > self._worth[at] else 16
+        self._worth[at] += (gain - self._worth[at]) / slow
 
 
 @pytest.mark.parametrize("among", ["those in turn", "those behind what was right"])
@@ -1049,6 +1050,32 @@ def test_some_looks_that_pay_do_not_make_all_others_worth_it(among):
                 looks.count({1}, 0.5 if pays else 0.0, round_)
                 found.append(looks.seldom(1, paid=False))
         assert all(found) == seldom
+
+
+class Ageless(Looks):
+    """Takes looks at texts of any age for alike."""
+
+    def _at(self, i):
+        return i, 0
+
+
+def test_looks_are_rare_in_the_ages_of_a_text_in_which_they_do_not_pay():
+    """They gain in what follows its first five rounds."""
+    for kind, most, least in ((Looks, 0.25, 0.0), (Ageless, 1.0, 0.9)):
+        looks, looked = rare_looks(1.0), {2: 0, 0: 0}
+        looks.__class__ = kind
+        for round_ in range(1, 4001):
+            at = round_ % 20
+            if at == 1:
+                looks.new_text(2)
+            elif at == 6:
+                looks.age = 0
+            if looks.take(round_, paid=False):
+                looked[looks.age] += 1
+                looks.count({1}, 1.0 if looks.age == 0 else 0.0, round_)
+        # of 200 texts a round each, and the first 32
+        assert least <= looked[2] / 1000 <= most
+        assert looked[0] / 3000 > 0.9
 
 
 @pytest.mark.parametrize(("usual", "late", "pause"), [(5.2, 40, 10), (20, 12, 32), (20, 30.2, 60)])

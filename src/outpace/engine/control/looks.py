@@ -10,6 +10,7 @@ with the looks behind what it found.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -23,9 +24,9 @@ _PAUSE = 4
 REPEATS = 4
 """Tokens that were right, from which on the text may be one that repeats itself."""
 
-_SURELY = 3.0
-"""Times what they take that looks must bring where models draft, too: to think about what was found
-takes as long again, and it is promises that are compared, of which the best is more than comes."""
+_SURELY = 1.5
+"""Times what they take that looks must bring where models draft, too: it is promises that are
+compared, of which the best is more than comes."""
 
 _LOOKS = 0.005
 """Of the time that such looks may take."""
@@ -40,34 +41,45 @@ _LATELY, _AGAIN, _AMONG = 24, 4, 16
 """Looks over which what they bring is averaged: usually, where one has paid, as what pays again is
 to be noticed soon, and where models draft, too, beside which they gain little."""
 
+_At = tuple[int, int]
+"""A drafter, and how young the text is."""
+
 
 class Looks:
-    """When to look, and what that was worth.
+    """When to look, and what that was worth. Where models draft, too, that is told apart by a
+    single text's age: what repeats itself mostly does so later.
 
     Args:
         always: whether somebody is looked at in every round.
 
     Attributes:
         eager: who was right when last judged, and is looked at in the next round.
+        age: of the text (`Estimates.age`).
     """
 
     def __init__(self, members: Sequence[Profile], prices: Prices, always: bool) -> None:
         self._prices, self._always = prices, always
         self._instant = [i for i, m in enumerate(members) if m.instant]
-        self._worth = [0.0] * len(members)  # of a look: by how much it raised the rate
-        self._looked = [0] * len(members)
-        self._last = [0] * len(members)  # rounds of the last looks, of those in turn where `_among`
+        # by `_at`, of a look: by how much it raised the rate; how many there were; and the rounds
+        # of the last ones, of those in turn where `_among`
+        self._worth: defaultdict[_At, float] = defaultdict(float)
+        self._looked: defaultdict[_At, int] = defaultdict(int)
+        self._last: defaultdict[_At, int] = defaultdict(int)
         self._early: set[int] = set()  # those that are looked at in this round as they are eager
         self._behind = [_Runs() for _ in members]  # of looks that begin behind a model's draft
         self._passed: set[int] = set()  # those that are eager as such a draft has passed
         self._let_down: dict[int, tuple[int, int]] = {}  # until when nobody is eager, for how long
         self._right = [0.0] * len(members)  # running means of tokens that were right
         self._among = len(self._instant) < len(members)  # models, which draft where nobody looks
-        self._batch = 1
+        self._batch, self.age = 1, 0
         self._unaided = 1.0  # the best rate without looks, times plain decoding's
         self._rows = np.arange(1.0, 2 + max(m.most for m in members))
         self._passes: Sequence[float] = ()  # seconds of the target's, by K, worked out if needed
         self.eager: set[int] = set()
+
+    def _at(self, i: int) -> _At:
+        """A drafter, and the text's age where that is told apart."""
+        return i, self.age if self._among and self._batch == 1 else 0
 
     # --- when ----------------------------------------------------------------------
 
@@ -87,7 +99,7 @@ class Looks:
             self._behind[i].begin(round_)
         self._passed = set()
         for i in in_turn if self._among else due:
-            self._last[i] = round_
+            self._last[self._at(i)] = round_
         return sorted(due)
 
     def _in_turn(self, round_: int, paid: bool) -> set[int]:
@@ -101,7 +113,7 @@ class Looks:
 
     def _wait(self, i: int, round_: int, paid: bool) -> int:
         """Rounds until it is looked at, even if nobody is eager to."""
-        return self._last[i] + self._pause(i, paid) - round_
+        return self._last[self._at(i)] + self._pause(i, paid) - round_
 
     def seldom(self, i: int, paid: bool) -> bool:
         """Whether it is not looked at in every round."""
@@ -109,10 +121,10 @@ class Looks:
 
     def _pause(self, i: int, paid: bool) -> int:
         """In how many rounds it is looked at once."""
-        n = self._batch
-        if self._always or self._looked[i] < _SETTLED / math.sqrt(n):
+        n, at = self._batch, self._at(i)
+        if self._always or self._looked[at] < _SETTLED / math.sqrt(n):
             return 1
-        if self._worth[i] > (_SURELY if self._among else 1.0) * self._takes(i):
+        if self._worth[at] > (_SURELY if self._among else 1.0) * self._takes(i):
             return 1
         rare = self._rare(i)
         return min(rare, 2 * _PAUSE) if paid else rare  # instead of plain decoding it is worth more
@@ -144,15 +156,16 @@ class Looks:
         """
         self._unaided, self._passes = unaided, ()
 
-    def new_text(self) -> None:
+    def new_text(self, age: int) -> None:
         """Another one begins."""
         self._let_down.clear()
+        self.age = age
 
     def count(self, looked: Collection[int], gain: float, round_: int) -> None:
         """By how much looks at these have raised the best rate."""
         n = self._batch
         for i in looked:
-            self._looked[i] += 1
+            self._looked[self._at(i)] += 1
             if gain and gain * self._prices.plain(n) >= self._prices.look(i, n):
                 self._let_down.pop(i, None)
             elif i in self._early:
@@ -164,13 +177,14 @@ class Looks:
         """What a look at one is worth. Among models it decides whether to look in every round or
         now and then, beside those that follow on what was right: how often these pay says little of
         all others, and a mean is not to be drawn to those that do."""
-        slow = _AGAIN if gain > self._worth[i] else _LATELY
+        at = self._at(i)
+        slow = _AGAIN if gain > self._worth[at] else _LATELY
         if self._among:
             if i in self._early:
                 self._behind[i].add(gain, self._takes(i))
                 return
             slow = _AMONG
-        self._worth[i] += (gain - self._worth[i]) * max(1 / slow, 1 / self._looked[i])
+        self._worth[at] += (gain - self._worth[at]) * max(1 / slow, 1 / self._looked[at])
 
     def drafted(self, passed: int, round_: int) -> None:
         """All of a draft by a model has passed, so many tokens."""

@@ -53,11 +53,13 @@ class Worth:
         if n > 1 and not crowded:
             self._more = max(0.0, plain - alone) / (n - 1)
             self._last = plain - n * self._more
-        left = np.array(list(self._left.values()))
-        self._lefts, self._lasts = left, min(left.max(), _GOES_ON)
-        self._near = max(_LEAST, _SPREAD * math.sqrt(left.max()))
-        self._shares = self._ends_last(np.ones((n, 1)))[:, 0]
-        self.each: Floats = self._more + self._last * self._shares
+        self.each: Floats = np.full(n, self._more)
+        if self._last:
+            left = np.array(list(self._left.values()))
+            self._lefts, self._lasts = left, min(left.max(), _GOES_ON)
+            self._near = max(_LEAST, _SPREAD * math.sqrt(left.max()))
+            self._shares = self._ends_last(np.ones((n, 1)))[:, 0]
+            self.each += self._last * self._shares
 
     def saved(self, tokens: Floats, varies: Floats) -> Floats:
         """What rounds are expected to save, by K: to the second order.
