@@ -970,7 +970,7 @@ def test_who_is_looked_at_in_vain_waits_for_longer_each_time_until_a_text_begins
     assert eager(41) == [1]
     looks.count({1}, 0.0, 41)
     assert not eager(42)
-    looks.new_text(2)
+    looks.new_text()
     assert eager(42) == [1]
 
 
@@ -1030,9 +1030,8 @@ class Drawn(Looks):
     """Averages what all looks bring, and is drawn to those that pay."""
 
     def _average(self, i, gain):
-        at = self._at(i)
-        slow = 4 if gain > self._worth[at] else 16
-        self._worth[at] += (gain - self._worth[at]) / slow
+        seen = self._known(i)
+        seen.worth += (gain - seen.worth) / (4 if gain > seen.worth else 16)
 
 
 @pytest.mark.parametrize("among", ["those in turn", "those behind what was right"])
@@ -1055,8 +1054,8 @@ def test_some_looks_that_pay_do_not_make_all_others_worth_it(among):
 class Ageless(Looks):
     """Takes looks at texts of any age for alike."""
 
-    def _at(self, i):
-        return i, 0
+    def _known(self, i):
+        return self._seen[i, 0]
 
 
 def test_looks_are_rare_in_the_ages_of_a_text_in_which_they_do_not_pay():
@@ -1066,16 +1065,26 @@ def test_looks_are_rare_in_the_ages_of_a_text_in_which_they_do_not_pay():
         looks.__class__ = kind
         for round_ in range(1, 4001):
             at = round_ % 20
-            if at == 1:
-                looks.new_text(2)
-            elif at == 6:
-                looks.age = 0
+            looks.age = 2 if 1 <= at < 6 else 0
             if looks.take(round_, paid=False):
                 looked[looks.age] += 1
                 looks.count({1}, 1.0 if looks.age == 0 else 0.0, round_)
         # of 200 texts a round each, and the first 32
         assert least <= looked[2] / 1000 <= most
         assert looked[0] / 3000 > 0.9
+
+
+def test_who_is_left_of_several_is_looked_at_as_old_as_it_is():
+    control = still(members=BOTH)
+    for slot in (0, 1):
+        control.open(slot, 0.0)
+    control.again([0, 1], [8, 8])
+    assert control._looks.age > 0
+    for slot in (0, 1):
+        control.emitted(slot, 40)
+    control.close(1)
+    control.again([0], [8])
+    assert control._looks.age == 0
 
 
 @pytest.mark.parametrize(("usual", "late", "pause"), [(5.2, 40, 10), (20, 12, 32), (20, 30.2, 60)])

@@ -239,7 +239,7 @@ class Controller:
         self._opened, self._cold, self._missed = True, _BEHIND, 0
         self._passed.pop(slot, None)
         self._estimates.open(slot, key)
-        self._looks.new_text(self._estimates.age(slot))
+        self._looks.new_text()
         self._held.part()
         self._parts, self._course = self._held.until(key), None
 
@@ -367,6 +367,7 @@ class Controller:
         """What was chosen of these, if it need not be thought about; where a model drafts, its
         course begins."""
         self._settle()
+        self._looks.age = self._estimates.age(slots[0])
         probed = self._probes.now is not None
         if probed:
             self._learn()
@@ -717,7 +718,6 @@ class Controller:
     def _ages(self) -> None:
         """A sequence has another age now."""
         if self._batch == 1:
-            self._looks.age = min(map(self._estimates.age, self._keys))
             self._held.part()
             self._course, self._aged = None, True
 

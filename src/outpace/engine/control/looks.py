@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -41,8 +42,15 @@ _LATELY, _AGAIN, _AMONG = 24, 4, 16
 """Looks over which what they bring is averaged: usually, where one has paid, as what pays again is
 to be noticed soon, and where models draft, too, beside which they gain little."""
 
-_At = tuple[int, int]
-"""A drafter, and how young the text is."""
+
+@dataclass(slots=True)
+class _Seen:
+    """Of looks at a drafter: by how much they raised the rate, lately; how many there were; and the
+    round of the last one, of those in turn where models draft, too."""
+
+    worth: float = 0.0
+    count: int = 0
+    last: int = 0
 
 
 class Looks:
@@ -54,17 +62,13 @@ class Looks:
 
     Attributes:
         eager: who was right when last judged, and is looked at in the next round.
-        age: of the text (`Estimates.age`).
+        age: of a single text (`Estimates.age`).
     """
 
     def __init__(self, members: Sequence[Profile], prices: Prices, always: bool) -> None:
         self._prices, self._always = prices, always
         self._instant = [i for i, m in enumerate(members) if m.instant]
-        # by `_at`, of a look: by how much it raised the rate; how many there were; and the rounds
-        # of the last ones, of those in turn where `_among`
-        self._worth: defaultdict[_At, float] = defaultdict(float)
-        self._looked: defaultdict[_At, int] = defaultdict(int)
-        self._last: defaultdict[_At, int] = defaultdict(int)
+        self._seen: defaultdict[tuple[int, int], _Seen] = defaultdict(_Seen)  # by age, too
         self._early: set[int] = set()  # those that are looked at in this round as they are eager
         self._behind = [_Runs() for _ in members]  # of looks that begin behind a model's draft
         self._passed: set[int] = set()  # those that are eager as such a draft has passed
@@ -77,9 +81,9 @@ class Looks:
         self._passes: Sequence[float] = ()  # seconds of the target's, by K, worked out if needed
         self.eager: set[int] = set()
 
-    def _at(self, i: int) -> _At:
-        """A drafter, and the text's age where that is told apart."""
-        return i, self.age if self._among and self._batch == 1 else 0
+    def _known(self, i: int) -> _Seen:
+        """What is known of looks at a drafter, at this age where that is told apart."""
+        return self._seen[i, self.age if self._among and self._batch == 1 else 0]
 
     # --- when ----------------------------------------------------------------------
 
@@ -99,7 +103,7 @@ class Looks:
             self._behind[i].begin(round_)
         self._passed = set()
         for i in in_turn if self._among else due:
-            self._last[self._at(i)] = round_
+            self._known(i).last = round_
         return sorted(due)
 
     def _in_turn(self, round_: int, paid: bool) -> set[int]:
@@ -113,7 +117,7 @@ class Looks:
 
     def _wait(self, i: int, round_: int, paid: bool) -> int:
         """Rounds until it is looked at, even if nobody is eager to."""
-        return self._last[self._at(i)] + self._pause(i, paid) - round_
+        return self._known(i).last + self._pause(i, paid) - round_
 
     def seldom(self, i: int, paid: bool) -> bool:
         """Whether it is not looked at in every round."""
@@ -121,10 +125,10 @@ class Looks:
 
     def _pause(self, i: int, paid: bool) -> int:
         """In how many rounds it is looked at once."""
-        n, at = self._batch, self._at(i)
-        if self._always or self._looked[at] < _SETTLED / math.sqrt(n):
+        n, seen = self._batch, self._known(i)
+        if self._always or seen.count < _SETTLED / math.sqrt(n):
             return 1
-        if self._worth[at] > (_SURELY if self._among else 1.0) * self._takes(i):
+        if seen.worth > (_SURELY if self._among else 1.0) * self._takes(i):
             return 1
         rare = self._rare(i)
         return min(rare, 2 * _PAUSE) if paid else rare  # instead of plain decoding it is worth more
@@ -156,16 +160,15 @@ class Looks:
         """
         self._unaided, self._passes = unaided, ()
 
-    def new_text(self, age: int) -> None:
+    def new_text(self) -> None:
         """Another one begins."""
         self._let_down.clear()
-        self.age = age
 
     def count(self, looked: Collection[int], gain: float, round_: int) -> None:
         """By how much looks at these have raised the best rate."""
         n = self._batch
         for i in looked:
-            self._looked[self._at(i)] += 1
+            self._known(i).count += 1
             if gain and gain * self._prices.plain(n) >= self._prices.look(i, n):
                 self._let_down.pop(i, None)
             elif i in self._early:
@@ -177,14 +180,14 @@ class Looks:
         """What a look at one is worth. Among models it decides whether to look in every round or
         now and then, beside those that follow on what was right: how often these pay says little of
         all others, and a mean is not to be drawn to those that do."""
-        at = self._at(i)
-        slow = _AGAIN if gain > self._worth[at] else _LATELY
+        seen = self._known(i)
+        slow = _AGAIN if gain > seen.worth else _LATELY
         if self._among:
             if i in self._early:
                 self._behind[i].add(gain, self._takes(i))
                 return
             slow = _AMONG
-        self._worth[at] += (gain - self._worth[at]) * max(1 / slow, 1 / self._looked[at])
+        seen.worth += (gain - seen.worth) * max(1 / slow, 1 / seen.count)
 
     def drafted(self, passed: int, round_: int) -> None:
         """All of a draft by a model has passed, so many tokens."""

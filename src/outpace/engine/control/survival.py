@@ -276,8 +276,8 @@ class Outlook:
         most: int,
         kept: tuple[int, int, int] = (0, 0, 0),
         share: float = 1.0,
-        rises: Floats | None = None,
-        early: Floats | None = None,
+        rises: Floats | float = 0.0,
+        early: Floats | float = 0.0,
     ) -> Policy:
         """For every K, up to this one, behind a draft that failed, those in the other states.
 
@@ -285,18 +285,16 @@ class Outlook:
             seconds: that rounds take. `[K + 1]`
             kept: three K, as far as this, that are kept as long as they promise this share of the
                 best; 0 for none.
-            rises: seconds that a round takes longer behind one of a smaller K; none by default.
-                `[K + 1]`
-            early: seconds that rounds take longer where K changes again and again; none by
-                default. `[K + 1]`
+            rises: seconds that a round takes longer behind one of a smaller K. `[K + 1]`
+            early: seconds that rounds take longer where K changes again and again. `[K + 1]`
         """
         constants = _constants(most, LONG, _FARTHER)
         ks, usable = constants.ks, constants.usable
         behind, often, stay = self._stretch(ks[:, None], ks[None, :], ks)
         first, second, third = self.apart[:, : most + 1]
         alone = seconds[: most + 1]
-        spent = alone if early is None else alone + early[: most + 1]
-        rise = np.zeros(most + 1) if rises is None else rises[: most + 1]
+        spent = alone + np.broadcast_to(early, seconds.shape)[: most + 1]
+        rise = np.broadcast_to(rises, seconds.shape)[: most + 1]
         often_up = self.goes_on[0][: most + 1, None] * constants.unlike
         tokens = first[:, None] + behind * second
         takes = spent[:, None] + behind * spent + often_up * rise
@@ -307,24 +305,21 @@ class Outlook:
             found = (tokens + often * more[long]) / (takes + often * (longer[long] + up))
             return np.where(usable, found, 0.0)
 
-        found, longest = np.where(usable, tokens / takes, 0.0), -1
+        found = np.where(usable, tokens / takes, 0.0)
         for _ in range(_SEARCHES):  # Dinkelbach 1967: of a ratio, by the best of a difference
-            settled, longest = longest, int((more - found.max() * longer).argmax())
-            if longest == settled:
-                break
-            long = np.maximum(longest, ks)
+            long = np.maximum((more - found.max() * longer).argmax(), ks)
             found = rates(long)
         rounds = 1 + behind.diagonal() + often.diagonal() * stay
         emitted = tokens.diagonal() + often.diagonal() * more
-        same = np.where(usable.diagonal(), emitted / (rounds * alone), 0.0)
+        same = np.diag(np.where(usable.diagonal(), emitted / (rounds * alone), 0.0))
         alike = same.max() >= _UNLIKE * found.max()
         if alike:
-            long, found = ks, np.diag(same)
+            long, found = ks, same
         k, passed, before = (min(length, most) for length in kept)
         if k:
             last = rates(np.maximum(before, ks))
             if k == passed == before:
-                last[k, k] = same[k]
+                last[k, k] = same[k, k]
             elif alike:
                 share = 1.0
             if last[k, passed] > share * found.max():

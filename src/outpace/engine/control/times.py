@@ -270,7 +270,6 @@ class Times(ABC):
         self._cells: dict[int, dict[int, _Cell]] = {}  # by sequences and size
         self._walks: dict[tuple[int, int | None], _Walk] = {}
         self._tables: dict[tuple[int, float], tuple[Floats, Floats]] = {}  # sizes from 0, seconds
-        self._asked: dict[tuple[int, float, bytes], Floats] = {}  # seconds of sizes, by these
         self._fresh = 0, 0  # measurements and rounds until which that is as good as new
         self._guess, self._noise = 0.0, noise * noise
         self.rise = 0.0
@@ -290,7 +289,6 @@ class Times(ABC):
         """What size 1 may take, before anything was measured."""
         self._guess = seconds / self._pace.factor
         self._tables.clear()
-        self._asked.clear()
 
     def add(
         self, size: int, batch: int, seconds: float, phase: int = SETTLED, rounds: int = 1
@@ -347,18 +345,13 @@ class Times(ABC):
         if self.measured >= self._fresh[0] or now >= self._fresh[1]:
             self._walks.clear()
             self._tables.clear()
-            self._asked.clear()
             self._fresh = self.measured + 1 + int(_SOON * self.measured), now + _ANEW
-        asked = batch, hope, sizes.tobytes()
-        found = self._asked.get(asked)
-        if found is None:
-            largest = float(sizes.max())
-            table = self._tables.get((batch, hope))
-            if table is None or largest > table[0][-1]:
-                whole = np.arange(max(_TABLE, 2 * int(largest)) + 1.0)
-                table = self._tables[batch, hope] = whole, self._at(whole, batch, hope)
-            found = self._asked[asked] = np.interp(sizes, *table)
-        return found * self._pace.factor
+        largest = float(sizes.max())
+        table = self._tables.get((batch, hope))
+        if table is None or largest > table[0][-1]:
+            whole = np.arange(max(_TABLE, 2 * int(largest)) + 1.0)
+            table = self._tables[batch, hope] = whole, self._at(whole, batch, hope)
+        return np.interp(sizes, *table) * self._pace.factor
 
     def early(self, sizes: Floats) -> Floats:
         """Seconds that these sizes of a single sequence take longer before they are settled, as far
