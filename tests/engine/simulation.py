@@ -211,7 +211,7 @@ class World:
                 held: Sequence[Pick | None] | None
                 held = [Pick(along.choice.member, min(along.k, budgets[0]))]
             else:
-                held = controller.again(slots, budgets, tokens - text[0], late(lags[0]))
+                held = controller.again(slots, budgets, late(lags[0], tokens - text[0]))
             looks = {i: m.look[i] for i in controller.looks()} if held is None else {}
             asks = []
             found: list[dict[int, int]] = []

@@ -42,6 +42,7 @@ from outpace.engine.control.estimates import Estimates
 from outpace.engine.control.gaps import Gaps
 from outpace.engine.control.held import PLAIN, Choice, Held, Question, _Book
 from outpace.engine.control.looks import Looks
+from outpace.engine.control.plan import late
 from outpace.engine.control.prices import Prices
 from outpace.engine.control.probes import Probe, Probes
 from outpace.engine.control.purse import Purse
@@ -251,6 +252,33 @@ def test_what_takes_long_the_first_time_is_tried_again(monkeypatch):
     assert recorded() > 1.2
     monkeypatch.setattr("outpace.engine.control.times._BEYOND", 9.0)
     assert recorded() < 1.05
+
+
+@pytest.mark.parametrize(
+    ("speed", "seconds", "sequences", "again"),
+    [
+        (4.0, 2.5, [0], False),
+        (4.0, 1.5, [0], True),
+        (1.0, 8.0, [0], True),
+        (4.0, 2.5, [0, 1], True),
+    ],
+)
+def test_a_probe_goes_on_if_it_was_no_slower_than_what_drafts(speed, seconds, sequences, again):
+    """For a single sequence. Seven of eight tokens were right, in twice as long to read the text:
+    instead of plain decoding that is enough, and so it is for several, which draft a token each."""
+    probes = Probes()
+    probes.spent(1.0, 1.0, 1.0)
+    probes.now = Probe(0, 8, sequences, speed, False, reached=8, passed=7)
+    probes.spent(3 * seconds, 8.0, 1.0, reading=2 * seconds)
+    assert probes.over() is not again
+
+
+def test_prompts_of_ordinary_lengths_are_much_to_read_alike():
+    """By how much that is for each token of the text to come."""
+    assert [late({0: lag}, 127) for lag in (40, 100, 250)] == [[(0, 0)]] * 3
+    assert late({0: 250}, 32) == late({0: 1000}, 128) == [(0, 1)]
+    assert late({0: 2000, 1: None, 2: 0}, 100) == [(0, 2), (1, None)]
+    assert len({lag.bit_length() for lag in (40, 100, 250)}) == 3  # of which each asked for itself
 
 
 def test_a_probe_loses_no_more_than_some_plain_rounds_and_all_that_it_reads():
@@ -1181,10 +1209,10 @@ def test_what_is_chosen_at_the_end_of_a_text_is_not_cut_for_others():
             control._parts = math.inf
             if budget == 3:
                 control._held._alike.clear()
-                assert control.again([0], [budget], budget + 1) is None
+                assert control.again([0], [budget]) is None
                 picks = control.choose([Ask(0, budget, budget + 1, {}, {0: 0})])
             else:
-                picks = control.again([0], [budget], 100)
+                picks = control.again([0], [budget])
             found.append(picks[0].k)
             control.sits_out()
             control.close(0)
@@ -1637,7 +1665,7 @@ def test_looks_that_find_nothing_are_no_drafts_that_were_thought_to_pay():
         assert control._purse.enough == 1.0
         control.open(0, 0.0)
         while not control._purse.empty:
-            assert control.again([0], [16], 200) is None
+            assert control.again([0], [16]) is None
             picks = control.choose([Ask(0, 16, 200, {0: range(17) if found else (0,)})])
             control.emitted(0, 1)
             control.spent(picks, Spent({0: 20.0}, 0.0, 0.0, 10.0, 17 if found else 1))
@@ -1653,7 +1681,7 @@ def test_where_look_ups_find_nothing_nothing_is_thought_about():
     generate(world, control, 200)
     control.open(0, 0.0)
     for offered in (True, False):
-        assert control.again([0], [16], 200) is None
+        assert control.again([0], [16]) is None
         offers = {0: range(17) if offered else (0,)}
         (pick,) = control.choose([Ask(0, 16, 200, offers)])
         assert (pick is not None) == control.thought == offered
@@ -1933,7 +1961,7 @@ class Erratic(Controller):
     def rests(self, batch, waiting):
         return False
 
-    def again(self, slots, budgets, left=0, late=()):
+    def again(self, slots, budgets, late=()):
         return None
 
     def looks(self):

@@ -217,9 +217,9 @@ class Drafting:
             self._far = k if len(draft.trees[0]) else 0
             return draft
         looked: dict[int, Draft] = {}
-        slots, lacking = [c.slot for c in contexts], self._lacking(contexts[0])
+        slots, lacking = [c.slot for c in contexts], self._lacking(contexts[0], left[0])
         self._begin(len(contexts))
-        picks = self.controller.again(slots, budgets, left[0], lacking)
+        picks = self.controller.again(slots, budgets, lacking)
         if picks is None:
             looked = self._look(self.controller.looks(), contexts, budgets, warp, clock)
             asks = [
@@ -325,12 +325,12 @@ class Drafting:
                 lags[m] = self._missed(m, context)
         return lags
 
-    def _lacking(self, context: Context) -> Late:
+    def _lacking(self, context: Context, left: int) -> Late:
         """The same in short. Nobody lacks anything who has drafted in the round before; should one
         have no room for more, it refuses."""
         for m, _ in self._models:
             if (m, context.slot) not in self._drafted:
-                return late(self._lags(context))
+                return late(self._lags(context), left)
         return []
 
     def _missed(self, m: int, context: Context) -> int:

@@ -331,13 +331,12 @@ class Controller:
         self._rested, self._timing = [], False
 
     def again(
-        self, slots: Sequence[int], budgets: Sequence[int], left: int = 0, late: Late = ()
+        self, slots: Sequence[int], budgets: Sequence[int], late: Late = ()
     ) -> Sequence[Pick | None] | None:
         """Begin a round; the last choice, where it need not be thought about.
 
         Args:
-            left: tokens that one of them may still emit.
-            late: drafters that have much to read of its text, see `late`.
+            late: drafters that have much to read of the first one's text, see `late`.
         """
         self._begin()
         self._asked = max(budgets)
@@ -355,7 +354,7 @@ class Controller:
         ):  # something is to be thought about or looked at
             self._count_up()
             self._course = None
-            choice = self._resumed(slots, left, late)
+            choice = self._resumed(slots, late)
             if choice is None or not choice.drafts:
                 return None if choice is None else [None] * len(slots)
         else:
@@ -363,7 +362,7 @@ class Controller:
         m, k = choice.member, self._varied(slots, choice)
         return [Pick(m, min(k, budget)) if budget else None for budget in budgets]
 
-    def _resumed(self, slots: Sequence[int], left: int, late: Late) -> Choice | None:
+    def _resumed(self, slots: Sequence[int], late: Late) -> Choice | None:
         """What was chosen of these, if it need not be thought about; where a model drafts, its
         course begins."""
         self._settle()
@@ -380,7 +379,7 @@ class Controller:
             self._probes.now, self._now = None, PLAIN
             self._rest(slots)
             return PLAIN
-        question = self._question(slots, left, late)
+        question = self._question(slots, late)
         choice = self._held.find(question)
         if choice is None:
             return None
@@ -574,7 +573,8 @@ class Controller:
             crowded: whether others wait until one of them ends.
         """
         self._comes_upon(asks)
-        question = self._question([a.slot for a in asks], asks[0].left, late(asks[0].lags), asks)
+        lacking = late(asks[0].lags, asks[0].left)
+        question = self._question([a.slot for a in asks], lacking, asks)
         nothing = self._alone and not (question.kind or self._fixed)  # is there to choose
         held = PLAIN if nothing else self._held.find(question)
         self.thought = held is None
@@ -682,17 +682,15 @@ class Controller:
         near = [more for more in sorted({*_NEIGHBOURS}) if 0 < k + more < len(speeds)]
         return tuple(more for more in near if speeds[k + more] >= _RIVALS * speeds[k])
 
-    def _question(
-        self, slots: Sequence[int], left: int, late: Late, asks: Sequence[Ask] = ()
-    ) -> Question:
+    def _question(self, slots: Sequence[int], late: Late, asks: Sequence[Ask] = ()) -> Question:
         """What is to be chosen; without asks nobody looked."""
         kind = -1
         if any(a.offers for a in asks):
             kind = kind_of(sum(max(map(len, a.offers.values()), default=1) - 1 for a in asks))
-        self._answered = self._new_question(slots, left, late, kind)
+        self._answered = self._new_question(slots, late, kind)
         return self._answered
 
-    def _new_question(self, slots: Sequence[int], left: int, late: Late, kind: int) -> Question:
+    def _new_question(self, slots: Sequence[int], late: Late, kind: int) -> Question:
         """As long as there is no time to choose for a sequence by what it has shown itself, and it
         goes as expected, what is chosen is for all that are like it."""
         key = self._keys[slots[0]]
@@ -703,7 +701,7 @@ class Controller:
                 self._estimates.part(slot)
         elif self._estimates.alike(slots[0]):
             who = key, self._estimates.age(slots[0]), tuple(late)
-            return Question((*who, left.bit_length()) if late else who, kind, True, key)
+            return Question(who, kind, True, key)
         return Question(tuple(slots), kind, key=key)
 
     def _adopt(self, choice: Choice) -> None:

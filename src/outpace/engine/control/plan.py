@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -51,14 +52,15 @@ class Ask(NamedTuple):
     lags: Mapping[int, int | None] = MappingProxyType({})
 
 
-Late = Sequence[tuple[int, int]]
-"""Drafters that have much to read of a text, by powers of 2, or have no room for it (-1)."""
+Late = Sequence[tuple[int, int | None]]
+"""Drafters that have much to read of a text, by how much that is for each token that may follow: up
+to 2, up to 8, up to 32 and so on. None is for those that have no room for it."""
 
 
-def late(lags: Mapping[int, int | None]) -> Late:
-    """By what they lack (`Ask.lags`)."""
+def late(lags: Mapping[int, int | None], left: int) -> Late:
+    """By what they lack (`Ask.lags`), and the tokens that may still be emitted."""
     return [
-        (m, -1 if lag is None else lag.bit_length())
+        (m, None if lag is None else max(0, round(math.log(lag / max(left, 1), 4))))
         for m, lag in lags.items()
         if lag is None or lag
     ]

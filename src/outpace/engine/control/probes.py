@@ -4,7 +4,8 @@ What a probe loses against the best choice is paid from a credit, which grows by
 the time (`SHARE`); instead of plain decoding, or on a drafter that has hardly been tried, a tenth
 of what drafting gained before may be spent, too. For a single sequence it drafts as far as promises
 to lose least, of several one token for all, or for that which it has least to read for, where
-credit is short; if most pass, more in the next round. While something drafts, plain decoding, which
+credit is short; if most pass, more in the next round, unless one for a single sequence was slower
+than what drafts there. While something drafts, plain decoding, which
 all else is held against, is timed again from a credit of its own.
 """
 
@@ -82,6 +83,8 @@ class Probe:
         sequences: which of them it drafts for.
         speed: of the best choice, times plain decoding's.
         by_gains: whether gains pay for it, too.
+        slower: whether it was slower than that for a single sequence, what it had to read apart,
+            and that is no plain decoding.
     """
 
     member: int
@@ -91,10 +94,11 @@ class Probe:
     by_gains: bool
     reached: int = 0
     passed: int = 0
+    slower: bool = False
 
     @property
     def failed(self) -> bool:
-        return 2 * self.passed <= self.reached
+        return self.slower or 2 * self.passed <= self.reached
 
 
 @dataclass(slots=True)
@@ -243,7 +247,9 @@ class Probes:
         self._timings = min(self._timings + _TIMING * seconds, _TIMINGS[1] * plain)
         self.gains = min(self.gains + _OF_GAINS * max(0.0, saved - seconds), most)
         if self.now is not None:
-            lost = min(seconds - reading - saved / self.now.speed, ONCE * plain) + reading
+            more = seconds - reading - saved / self.now.speed
+            self.now.slower = more > 0 and self.now.speed > 1 and len(self.now.sequences) == 1
+            lost = min(more, ONCE * plain) + reading
             self.count += 1
             self.seconds += lost
             gains = min(self.gains, max(0.0, lost)) if self.now.by_gains else 0.0
