@@ -2,15 +2,15 @@
 
 The very engines decode the texts of the loads, but their clock goes by prices: a pass over so many
 rows, a draft of K tokens, a look-up, a token that is read and a thought take what they took on a
-machine on which that was measured, with some noise, whatever they take now. So a difference of a
-hundredth is seen in a minute, where engines of one process, timed in turns, differ by ten.
+machine on which that was measured, with some noise, whatever they take now. Engines differ by two
+hundredths then, where those of one process that are timed in turns may differ by ten.
 
     python benchmarks/priced.py --measure     # on a machine with nothing else to do
-    python benchmarks/priced.py [--prices priced-here ...]
+    python benchmarks/priced.py [--prices prices ...]
 
 Per load and temperature, tokens/s of each over plain decoding's, and of "auto" over the best single
-drafter's, mean of --seeds engines; the first of --repeats is left out. Of "auto", seconds of its
-parts, too, and rounds.
+drafter's, mean of --seeds engines; the first of --repeats is left out. Of the last "auto", seconds
+of its parts, too, and rounds by who drafted, those of the first repeat among them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import json
 import math
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -30,12 +29,15 @@ from typing import Any
 
 
 class Virtual:
-    """A clock that goes by prices, and what has gone by."""
+    """A clock that goes by prices, if there are any, and what has gone by."""
 
     def __init__(self) -> None:
         self.now, self.spent = 0.0, defaultdict[str, float](float)
         self.prices: dict[str, Any] = {}
         self._rng = random.Random(0)
+
+    def __call__(self) -> float:
+        return self.now if self.prices else REAL()
 
     def begin(self, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -50,11 +52,8 @@ NOISE, HICCUP = 0.03, 0.4
 """Of what things take: a standard deviation of the logarithm, and what is added to that once in a
 hundred times."""
 
-CLOCK = Virtual()
-MEASURES = "--measure" in sys.argv
-
-if not MEASURES:  # before anything holds on to it
-    time.perf_counter = lambda: CLOCK.now
+REAL, CLOCK = time.perf_counter, Virtual()
+time.perf_counter = CLOCK  # before anything holds on to it
 
 import numpy as np  # noqa: E402
 
@@ -165,6 +164,22 @@ def pace(bench: Bench, name: str, load: str, temperature: float, seed: int) -> t
     return (CLOCK.now - began) / (run.engine.stats.emitted - emitted), run.engine
 
 
+def beside_best(bench: Bench, load: str, temperature: float) -> dict[str, Any]:
+    """A row."""
+    plain = CLOCK.prices["round"][0]
+    paces = {who: pace(bench, who, load, temperature, 0)[0] for who in SINGLE}
+    autos = [pace(bench, "auto", load, temperature, seed) for seed in range(bench.options.seeds)]
+    best = min(SINGLE, key=lambda who: paces[who])
+    auto = statistics.fmean(seconds for seconds, _ in autos)
+    row: dict[str, Any] = {"temperature": temperature, "load": load}
+    row |= {who: round(plain / seconds, 3) for who, seconds in (paces | {"auto": auto}).items()}
+    row |= {"best": best, "auto/best": round(paces[best] / auto, 3)}
+    row["engines"] = [round(paces[best] / seconds, 3) for seconds, _ in autos]
+    row["parts"] = {part: round(s, 3) for part, s in sorted(CLOCK.spent.items())}
+    row["drafted by"] = dict(autos[-1][1].stats.drafters)
+    return row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--measure", action="store_true", help="what things take on this machine")
@@ -178,6 +193,8 @@ def main() -> None:
     o = parser.parse_args()
     if o.repeats < 2:
         parser.error("the first repeat is left out: take --repeats of 2 or more")
+    if min(o.seeds, o.prompts) < 1:
+        parser.error("take --seeds and --prompts of 1 or more")
     for name in [] if o.measure else o.prices:
         if not (RESULTS / f"{name}.json").exists():
             parser.error(f"there is no record {name!r} in results/: run --measure --name {name}")
@@ -192,25 +209,11 @@ def main() -> None:
         for name in o.prices:
             content = json.loads((RESULTS / f"{name}.json").read_text())
             CLOCK.prices = content["rows"]
-            plain = CLOCK.prices["round"][0]
             for temperature in o.temperatures:
                 for load in o.loads:
-                    row: dict[str, Any] = {"prices": content["environment"]["machine"]}
-                    row |= {"temperature": temperature, "load": load}
-                    paces = {}
-                    for who in (*SINGLE, "auto"):
-                        seeds = range(o.seeds if who == "auto" else 1)
-                        each = [pace(bench, who, load, temperature, s) for s in seeds]
-                        paces[who] = [seconds for seconds, _ in each]
-                        row[who] = round(plain / statistics.fmean(paces[who]), 3)
-                    best = min(SINGLE, key=lambda who: paces[who][0])
-                    row["best"], of = best, paces[best][0]
-                    row["auto/best"] = round(of / statistics.fmean(paces["auto"]), 3)
-                    row["engines"] = [round(of / seconds, 3) for seconds in paces["auto"]]
-                    row["parts"] = {k: round(s, 3) for k, s in sorted(CLOCK.spent.items())}
-                    row["drafted by"] = dict(each[-1][1].stats.drafters)
-                    rows.append(row)
-                    print(row, flush=True)
+                    row = {"prices": content["environment"]["machine"]}
+                    rows.append(row | beside_best(bench, load, temperature))
+                    print(rows[-1], flush=True)
                     record(o.name or "priced", rows, show=False)
 
 
