@@ -204,12 +204,15 @@ class World:
             budgets = [max(0, min(controller.most, tokens - at - 1)) for at in text]
             lags = [self._lags(read[b], at) for b, at in enumerate(text)]
             slots = list(range(self.batch))
+            held: Sequence[Pick | None] | None
             if along is not None and not budgets[0]:
                 controller.went(along)
                 along = None
             if along is not None:
-                held: Sequence[Pick | None] | None
                 held = [Pick(along.choice.member, min(along.k, budgets[0]))]
+            elif not any(budgets):
+                held = [None] * self.batch
+                controller.sits_out()
             else:
                 held = controller.again(slots, budgets, late(lags[0], tokens - text[0]))
             looks = {i: m.look[i] for i in controller.looks()} if held is None else {}

@@ -998,7 +998,7 @@ def test_who_is_looked_at_in_vain_waits_for_longer_each_time_until_a_text_begins
     assert eager(41) == [1]
     looks.count({1}, 0.0, 41)
     assert not eager(42)
-    looks.new_text()
+    looks.new_text(alone=False)
     assert eager(42) == [1]
 
 
@@ -1804,6 +1804,7 @@ def fixed_pace(machine: Machine, k: int, rng: np.random.Generator) -> float:
 def test_two_drafts_of_many_are_a_token_shorter_or_one_or_two_longer(k, expected):
     """One after the other: the first costs what it costs to change."""
     control = still()
+    control._prices.add([Pick(0, 6)], [Spent({}, 1.0, 0.0, 10.0, 7)])  # none goes twice as far
     lengths = [control._varied([0], alike(0, k)) for _ in range(131)]
     for at, other in zip((31, 64, 97, 130), expected, strict=True):
         assert set(lengths[at : at + 2]) == {other}

@@ -22,7 +22,7 @@ from outpace.drafters.foreign import SLEMDrafter, TLIDrafter
 from outpace.drafters.translation import Common, Words
 from outpace.engine import Engine
 from outpace.engine.control import Controller, Pick
-from outpace.engine.drafting import Drafting
+from outpace.engine.drafting import DRAFT, Drafting, Lap
 from outpace.models import MarkovModel
 from outpace.trees import chain
 from ticking import ticking
@@ -45,7 +45,7 @@ class Script(Controller):
     def rests(self, batch, waiting):
         return False
 
-    def again(self, slots, budgets, left=0, late=()):
+    def again(self, slots, budgets, late=()):
         self._round += 1
 
     def looks(self):
@@ -249,6 +249,31 @@ def test_what_is_thought_about_a_look_is_no_price_of_it(monkeypatch):
     assert control._prices.seconds > 1000 * len(thoughts)  # it is a part of the round, though
 
 
+def test_what_it_takes_to_tell_of_a_round_is_a_part_of_one_round():
+    """Of the next, though that and others behind it go along and are told of later, all at once."""
+    drafting, rests = Engine(CYCLE, ModelDrafter(CYCLE), "auto")._drafting, []
+
+    class Notes:
+        def add(self, *went):
+            rests.append(went[5])
+            return True
+
+    drafting._along = Notes()
+    drafting._telling, drafting._each = 40.0, 2.0
+    for _ in range(3):
+        drafting.spent({DRAFT: 1.0}, 10.0, 2)
+    assert rests == [49.0, 11.0, 11.0]
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_reading_in_a_round_that_is_like_no_other_is_not_timed(once):
+    drafting = Engine(CYCLE, ModelDrafter(CYCLE), "auto")._drafting
+    drafting.controller.open(0, 0.0)
+    drafting._begin(1)
+    drafting.spent({Lap(0, 50): 9.0}, 20.0, 1, once)
+    assert drafting.controller._prices.reading[0].count == (not once)
+
+
 class Slow(Notes):
     """One without a model, that takes its time to open a text."""
 
@@ -400,9 +425,9 @@ class Along(Controller):
 class Forgets(Drafting):
     """Tells of no rounds that went along."""
 
-    def _tell(self) -> None:
+    def _tell(self, once=False) -> None:
         self._along = None
-        super()._tell()
+        super()._tell(once)
 
 
 @pytest.mark.parametrize("kind", [Drafting, Forgets])

@@ -13,6 +13,7 @@ import outpace
 from outpace import SamplingParams
 from outpace.drafters import Drafter, ModelDrafter
 from outpace.engine import Engine
+from outpace.engine.control import Controller
 from outpace.models import ForwardOutput, MarkovModel
 from outpace.trees import chain
 from outpace.types import Draft, PointMass, Rows, Shape, Tree
@@ -214,6 +215,27 @@ def test_near_ties_are_decided_in_a_pass_of_their_own(monkeypatch, trees, max_ba
     assert fast() == plain
     monkeypatch.setattr(Swayed, "cautious", False)  # the control
     assert fast() != plain
+
+
+def test_of_a_draft_that_was_not_judged_nothing_is_told():
+    """As it lay behind a near tie, and another pass decides."""
+    told, batch = [], [([1 + i], SamplingParams(max_new_tokens=60)) for i in range(4)]
+
+    class Listens(Controller):
+        def told(self, one):
+            told.append(one.reached)
+            super().told(one)
+
+    engine = Engine(Swayed(), ModelDrafter(Swayed()), "auto", GreedyVerifier(), 1)
+    control = Listens(engine.controller.members)
+    engine.controller = engine._drafting.controller = control
+    cut = []
+    without = engine._without_doubt
+    engine._without_doubt = lambda *args: [cut.append(e.tokens) or e for e in without(*args)]
+    run(engine, batch)
+    assert [] in [list(tokens) for tokens in cut]  # nothing was sure, of some
+    assert told
+    assert 0 not in told
 
 
 def test_provenance_and_depth():

@@ -96,7 +96,7 @@ class Drafting:
         self._comparing = 0  # proposals that the text has not judged yet
         # seconds behind a round that are no part of it by the engine's clock: what was told of the
         # last one, and of texts that have ended since
-        self._telling = self._closing = 0.0
+        self._telling = self._each = self._closing = 0.0
         self.rests = False
         """Whether in this round nobody drafts, nor is told anything but what it took."""
         self._counts = True  # that, for the controller
@@ -153,8 +153,12 @@ class Drafting:
             self._drafted.clear()
         return self.rests
 
-    def _tell(self) -> None:
-        """Tell the controller of rounds that it was not asked about; it is about the next one."""
+    def _tell(self, once: bool = False) -> None:
+        """Tell the controller of rounds that it was not asked about; it is about the next one.
+
+        Args:
+            once: as of `spent`, of the last one in which it rests.
+        """
         self._unasked = 0
         along, self._along = self._along, None
         if along is not None and along.went:
@@ -163,10 +167,10 @@ class Drafting:
             self.controller.went(along)
             slot = self._slots[along.slot]
             slot.read[along.choice.member] = len(slot.context.tokens)
-            self._telling = (time.perf_counter() - began) / len(along.went)
+            self._telling = self._each = (time.perf_counter() - began) / len(along.went)
         if self._rested:
             assert self.controller is not None
-            self.controller.rested(*self._rested)
+            self.controller.rested(*self._rested, once=once)
             self._rested = []
 
     def stand_by(self) -> None:
@@ -393,7 +397,8 @@ class Drafting:
         pick = self._picks[b]
         if pick is not None and not self.members[pick.member].instant:
             reached = accepted + (not ended)
-            self.controller.told(Told(slot, pick.member, pick.kind, reached, accepted))
+            if reached:  # else nothing is known of what was drafted
+                self.controller.told(Told(slot, pick.member, pick.kind, reached, accepted))
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """The round is over for those that go on."""
@@ -445,14 +450,9 @@ class Drafting:
         self._closing = 0.0  # texts that nobody drafts for take next to nothing
         if not self._counts:
             return
-        if once:
-            self._tell()
-            assert self.controller is not None
-            self.controller.rested(seconds, once=True)
-            return
         self._rested.append(seconds)
-        if not self._unasked:
-            self._tell()
+        if once or not self._unasked:
+            self._tell(once)
 
     def spent(
         self, laps: Mapping[Hashable, float], whole: float, rows: int, once: bool = False
@@ -466,7 +466,7 @@ class Drafting:
             return 0.0, 0.0
         if self._along is not None:
             draft = laps[DRAFT]
-            rest = whole + self._telling - draft
+            rest, self._telling = whole + self._telling - draft, self._each
             if not self._along.add(self._far, *self._came, draft, rest, rows, once):
                 self._tell()
                 self._along = self._goes_along()
@@ -480,7 +480,8 @@ class Drafting:
                 continue
             if lap.read:
                 reading += seconds
-                self.controller.read(lap.member, lap.read, seconds)
+                if not once:
+                    self.controller.read(lap.member, lap.read, seconds)
             else:
                 looks[lap.member] = seconds
         rest = whole + self._telling - choosing - draft - reading - sum(looks.values())

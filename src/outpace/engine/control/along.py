@@ -33,7 +33,8 @@ class Along:
     Attributes:
         most: the longest K.
         state: of the text (`Outlook`), and `passed`: tokens since a draft was refused.
-        varies, more, lasts: after so many rounds so many tokens more are drafted, and in how many.
+        varies, more, lasts: after so many rounds so many tokens more are drafted, and in how many;
+            `counts`: whether these are to go about as others do.
         rounds, tokens: that may go along before the controller is told.
         expected: tokens of a round.
         beside, since, odd: tokens of rounds since the choice beside that, of how many rounds, and
@@ -53,6 +54,7 @@ class Along:
     varies: int
     more: int
     lasts: int
+    counts: bool
     rounds: int
     tokens: float
     expected: float
@@ -63,6 +65,7 @@ class Along:
     misses: float
     tells: bool
     k: int = 0
+    apart: bool = False  # whether that says nothing of what is expected
     went: list[Went] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,6 +74,7 @@ class Along:
     def _next(self) -> None:
         k = self.choice.lengths[self.state]
         varied = self.varies <= len(self.went) < self.varies + self.lasts
+        self.apart = varied and not self.counts
         self.k = min(other(k, self.more) if varied else k, self.most)
 
     def add(
@@ -88,21 +92,21 @@ class Along:
         went = self.went
         went.append((k, reached, accepted, emitted, draft, rest, rows, once))
         self.tokens = left = self.tokens - emitted
-        goes_on = left > 0 and k and not once and len(went) < self.rounds
+        # where nothing was judged that was drafted, what comes next is for others to say
+        goes_on = left > 0 and reached and not once and len(went) < self.rounds
         if accepted < reached:
             self.state = FAILED
         else:
             self.passed = (0 if self.state == FAILED else self.passed) + accepted + 1
             self.state = LASTING if self.passed >= LONG else PASSED
             goes_on = goes_on and not self.tells
-        if accepted:
-            self.missed = 0
-        else:
-            self.missed = missed = self.missed + 1
-            goes_on = goes_on and missed < self.misses
-        self.beside = beside = self.beside + emitted - self.expected
-        self.since = since = self.since + 1
-        if not goes_on or beside * beside > self.odd * self.odd * since:
+        if not self.apart:
+            self.missed = missed = 0 if accepted else self.missed + 1
+            self.beside = beside = self.beside + emitted - self.expected
+            self.since = since = self.since + 1
+            as_expected = beside * beside <= self.odd * self.odd * since
+            goes_on = goes_on and missed < self.misses and as_expected
+        if not goes_on:
             return False
         self._next()
         return True

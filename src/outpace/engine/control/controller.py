@@ -32,7 +32,7 @@ from .estimates import Estimates, Key
 from .gaps import Gaps
 from .held import PLAIN, Choice, Held, Question
 from .looks import REPEATS, Looks
-from .options import KEEP, Option, Options, kind_beside, over
+from .options import KEEP, Option, Options, deepest, kind_beside, over
 from .plan import Ask, Late, Pick, Profile, Spent, Told, kind_of, late
 from .prices import LEAST_TIMED, Prices, settled
 from .probes import Candidate, Probes
@@ -197,7 +197,7 @@ class Controller:
         self._lost = 0.0  # since the last choice, beside plain decoding
         self._bears = _LOST  # plain rounds that may be lost
         self._more, self._since = 0.0, 0  # beside what was expected, and rounds since then
-        self._missed = 0  # drafts of models of which nothing was accepted, since one was
+        self._missed = 0  # drafts as chosen of which nothing was accepted, since one was
         # by slot: whose whole draft was accepted in this round, and tokens since one was refused
         self._passed: dict[int, tuple[int, int]] = {}
         self._behind: dict[int, tuple[int, int]] = {}  # and in the one before
@@ -209,6 +209,7 @@ class Controller:
         self._drafted = 0  # rounds of a model that was chosen
         self._varies, self._turns = _VARY[0], 0  # the next that varies, and how often they did
         self._variation = 0, 0  # by how much, and for how long, if it is known
+        self._around = -1, 0, 0  # the drafter and K that were chosen, of how many sequences
         self._rows = self._alike = 1  # of the target's pass in the last rounds, and how many those
         self._opened = self._vain = False  # a sequence, since the last choice; it was not worth it
         self._cold = 0  # rounds that are right behind a prompt, from this one on
@@ -237,9 +238,10 @@ class Controller:
             self._known.add(key)
         self._keys[slot] = key
         self._opened, self._cold, self._missed = True, _BEHIND, 0
+        self._looked = None
         self._passed.pop(slot, None)
         self._estimates.open(slot, key)
-        self._looks.new_text()
+        self._looks.new_text(alone=len(self._keys) == 1)
         self._held.part()
         self._parts, self._course = self._held.until(key), None
 
@@ -277,8 +279,15 @@ class Controller:
             return False
         self._settle()
         if self._purse.empty:
+            self._probed()
             self._pause_for([*self._keys], self._purse.rounds(self._prices.plain(batch)))
         return self._purse.empty
+
+    def _probed(self) -> None:
+        """A probe, if there was one, does not go on."""
+        if self._probes.now is not None:
+            self._learn()
+            self._probes.now = None
 
     def rests_on(self, waiting: bool) -> int:
         """How many rounds behind this one, in which is rested, begin alike if no sequence begins or
@@ -294,10 +303,11 @@ class Controller:
         """What rounds took in which each sequence emitted a token.
 
         Args:
-            once: as of `Spent`.
+            once: as of `Spent`, of the last one.
         """
         if once:
-            seconds = (self._prices.plain(len(self._resters)) or seconds[0],)
+            *others, last = seconds
+            seconds = *others, self._prices.plain(len(self._resters)) or last
         rounds = len(seconds)
         self._round += rounds - 1
         self._rows, self._alike, self._cold = 1, SETTLES, max(0, self._cold - rounds)
@@ -319,7 +329,7 @@ class Controller:
         if not (self._prices.plain_rounds() or settled(self._rested)):
             self._rested = []  # too few behind a prompt to tell what one takes
             return
-        timing = self._timing or not self._prices.plain_rounds()
+        timing = (self._timing and settled(self._rested)) or not self._prices.plain_rounds()
         self._prices.rested(n, self._rested, timing, self._aftermath.rounds)
         self._probes.timed(self._round, n)
         plain = self._prices.plain(n)
@@ -414,7 +424,7 @@ class Controller:
         for slot in slots[1:]:
             state = min(state, self._state(slot, choice.member))
         k = choice.lengths[state]
-        most = min(self.most, self.members[choice.member].most)
+        self._vary(choice)
         if self._drafted >= self._varies and not self._fixed:
             self._count_up()
             more, lasts = self._variation = self._next_variation(choice)
@@ -422,10 +432,29 @@ class Controller:
             if lasts == _FOR:  # else they are to go about as expected
                 self._now = PLAIN
             if self._drafted >= self._varies + lasts - 1:
-                first, later = _VARY
-                self._turns, self._variation = self._turns + 1, (0, 0)
-                self._varies = self._drafted + min(max(first, self._drafted // 8), later)
-        return min(k, most)
+                self._varied_enough()
+        return min(k, self._farthest(choice.member))
+
+    def _farthest(self, member: int) -> int:
+        """How many tokens a round of it may draft."""
+        most = min(self.most, self.members[member].most)
+        return most if self._fixed else min(most, self._options.reach(member, self._batch))
+
+    def _vary(self, choice: Choice) -> None:
+        """Rounds vary around this choice: none go on that began to around one that is far from
+        it."""
+        member, k, batch = self._around
+        alike = (member, batch) == (choice.member, self._batch)
+        if self._variation[1] and not (alike and abs(k - choice.k) <= max(_NEIGHBOURS)):
+            self._varied_enough()
+        if not self._variation[1]:
+            self._around = choice.member, choice.k, self._batch
+
+    def _varied_enough(self) -> None:
+        """No more rounds vary for some time."""
+        first, later = _VARY
+        self._turns, self._variation = self._turns + 1, (0, 0)
+        self._varies = self._drafted + min(max(first, self._drafted // 8), later)
 
     def _next_variation(self, choice: Choice) -> tuple[int, int]:
         """How many tokens more rounds draft that vary, and how many such rounds there are."""
@@ -456,16 +485,18 @@ class Controller:
         rounds = 1 + math.floor(min(until))
         if rounds <= 0 or self._looks.eager:
             return None
+        self._vary(choice)
         passed, (more, lasts) = self._passed.get(slot), self._next_variation(choice)
         return Along(
             slot,
             choice,
-            most=min(self.most, self.members[choice.member].most),
+            most=self._farthest(choice.member),
             state=_state(passed, choice.member),
             passed=passed[1] if passed else 0,
             varies=self._varies - self._drafted - 1,
             more=more,
             lasts=lasts,
+            counts=lasts != _FOR,
             rounds=rounds,
             tokens=self._estimates.young(slot),
             expected=choice.saves / plain,
@@ -478,7 +509,7 @@ class Controller:
         )
 
     def went(self, along: Along) -> None:
-        """What came of rounds that went along. Whatever ends that has happened in the last one."""
+        """What came of rounds that went along."""
         left = along.went
         while left:
             alike = max(0, min(len(left), self._varies - self._drafted) - 1)
@@ -494,9 +525,9 @@ class Controller:
         self._along = True
         self._varied([slot], along.choice)
         self.emitted(slot, emitted)
-        if k:
+        if reached:
             self.told(Told(slot, member, 0, reached, accepted))
-        else:
+        elif not k:
             self.refused()
         spent = Spent({}, draft, 0.0, rest, rows, once=once)
         self.spent([Pick(member, k) if k else None], spent)
@@ -539,12 +570,11 @@ class Controller:
         return _state(self._behind.get(slot), member)
 
     def sits_out(self) -> None:
-        """A round in which nobody may draft: none of those that are counted."""
+        """Begin a round in which nobody may draft."""
         self._count_up()
-        self._now, self._emitted, self._behind, self._passed = PLAIN, {}, {}, {}
-        if self._probes.now is not None:
-            self._learn()
-            self._probes.now = None
+        self._begin()
+        self._now, self._behind = PLAIN, {}
+        self._probed()
 
     def refused(self) -> None:
         """Who was chosen for this round has nothing to propose."""
@@ -636,8 +666,6 @@ class Controller:
         """
         n = self._batch
         self._resting, self._timing = 0, False
-        if not self._asked:
-            return PLAIN, False
         worth = self._worth = self._options.worth(asks, crowded)
         gaps = self._looked.gaps if self._looked and self._looked.inside else None
         worths = None if gaps is None else gaps.worths(self.most)
@@ -686,7 +714,7 @@ class Controller:
         """What is to be chosen; without asks nobody looked."""
         kind = -1
         if any(a.offers for a in asks):
-            kind = kind_of(sum(max(map(len, a.offers.values()), default=1) - 1 for a in asks))
+            kind = kind_of(sum(map(deepest, asks)))
         self._answered = self._new_question(slots, late, kind)
         return self._answered
 
@@ -850,9 +878,10 @@ class Controller:
         if told.accepted:
             self._vain = False
         if not self.members[i].instant:
-            self._missed = 0 if told.accepted else self._missed + 1
-            if self._missed >= self._now.misses and self._held.now < self._parts:
-                self._goes_apart()
+            if i == self._now.member:
+                self._missed = 0 if told.accepted else self._missed + 1
+                if self._missed >= self._now.misses and self._held.now < self._parts:
+                    self._goes_apart()
             if told.accepted == told.reached:
                 before = self._behind[told.slot][1] if state != FAILED else 0
                 self._passed[told.slot] = i, before + told.accepted + 1

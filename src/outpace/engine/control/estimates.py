@@ -201,7 +201,7 @@ class Estimates:
         self._open: dict[int, _Open] = {}
         self._shared: dict[tuple[Key, int], dict[_Like, _Table]] = {}  # by member
         self._priors: dict[tuple[Key, int, int, int], tuple[int, list[list[float]]]] = {}
-        self._alike: dict[tuple[int, int], Likeness] = {}  # by member and kind
+        self._alike: dict[tuple[Key, int, int], Likeness] = {}  # by member and kind
         self._judged: dict[tuple[int, int], int] = {}  # rounds, the same
         self._text = 0  # tokens emitted
         self._told: dict[tuple[Key, int], int] = {}  # proposals judged, by member
@@ -270,9 +270,7 @@ class Estimates:
         which, key = (told.member, told.kind), (open_.key, told.member)
         before = open_.last.get(which)
         if before is not None:
-            if which not in self._alike:
-                self._alike[which] = Likeness(_ROUNDS)
-            self._alike[which].add(before, told.accepted)
+            self._likeness(open_.key, *which).add(before, told.accepted)
         open_.last[which] = told.accepted
         if not over:
             self._show(open_, told, length, state)
@@ -284,6 +282,13 @@ class Estimates:
             table = tables[like] = _Table.new(profile, _OTHERS, self._text)
         table.add(told, self._text, state)
         self._told[key] = self._told.get(key, 0) + 1
+
+    def _likeness(self, key: Key, member: int, kind: int) -> Likeness:
+        """Of a sequence's rounds, at one temperature."""
+        found = self._alike.get(which := (key, member, kind))
+        if found is None:
+            found = self._alike[which] = Likeness(_ROUNDS)
+        return found
 
     def _show(self, open_: _Open, told: Told, length: int, state: int) -> None:
         """What a sequence shows itself."""
@@ -316,7 +321,7 @@ class Estimates:
             alphas = self._prior(open_.key, member, kind, open_.age)
             own = open_.own.get(which)
             if own is not None and not open_.alike:
-                alike = self._alike.get(which) or Likeness(_ROUNDS)
+                alike = self._likeness(open_.key, member, kind)
                 trust = _AWARE if own.changed else alike.trust(open_.tokens, _OWN)
                 alphas = own.alphas(alphas, trust)
             found = open_.outlooks[which] = Outlook.of(alphas, self._most)

@@ -19,7 +19,7 @@ _SHARE = 0.0025
 _PATIENT = 4
 """Times as long, at most: twice as long where the last thought changed nothing, and so on."""
 
-_SOON = 0.5
+_SOON, _ALONE = 0.5, 0.25
 """Of the time of all rounds that went by such choices, and of that since the first choice at that
 temperature: as long as little is known, none is held for longer. The second is of the latter,
 before which no sequence is thought about alone."""
@@ -228,7 +228,7 @@ class Held:
         self._current.keep(question, choice, seconds, first)
         later = max(self.until(key), self.now) + seconds / _SHARE
         longest = self.now + _PATIENT * seconds / _SHARE
-        soon = self.now + 0.25 * (self.now - first)
+        soon = self.now + _ALONE * (self.now - first)
         self._anew, self._until[key] = False, min(later, longest, soon)
 
     def find(self, question: Question) -> Choice | None:

@@ -42,6 +42,9 @@ _LATELY, _AGAIN, _AMONG = 24, 4, 16
 """Looks over which what they bring is averaged: usually, where one has paid, as what pays again is
 to be noticed soon, and where models draft, too, beside which they gain little."""
 
+_SEVERAL = -1
+"""Instead of an age, of looks at several sequences."""
+
 
 @dataclass(slots=True)
 class _Seen:
@@ -82,8 +85,10 @@ class Looks:
         self.eager: set[int] = set()
 
     def _known(self, i: int) -> _Seen:
-        """What is known of looks at a drafter, at this age where that is told apart."""
-        return self._seen[i, self.age if self._among and self._batch == 1 else 0]
+        """What is known of looks at a drafter: at several sequences, or at one, at this age where
+        that is told apart."""
+        age = self.age if self._among else 0
+        return self._seen[i, age if self._batch == 1 else _SEVERAL]
 
     # --- when ----------------------------------------------------------------------
 
@@ -160,9 +165,16 @@ class Looks:
         """
         self._unaided, self._passes = unaided, ()
 
-    def new_text(self) -> None:
-        """Another one begins."""
+    def new_text(self, alone: bool) -> None:
+        """Another one begins.
+
+        Args:
+            alone: whether there is no other, so that who was right was it elsewhere.
+        """
         self._let_down.clear()
+        if alone:
+            self.eager.clear()
+            self._passed.clear()
 
     def count(self, looked: Collection[int], gain: float, round_: int) -> None:
         """By how much looks at these have raised the best rate."""

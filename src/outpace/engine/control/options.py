@@ -173,7 +173,7 @@ class Options:
                 tokens[b] = self._estimates.tokens(ask.slot, m, kind_beside(ask))[at]
                 late += lag
         if not self._fixed:
-            tokens[:, self._reach(m, n) + 1 :] = 1
+            tokens[:, self.reach(m, n) + 1 :] = 1
         found = _Gains(tokens, variances(tokens))
         alone = worth.saved(*found)
         found.raise_to(instants)
@@ -212,7 +212,7 @@ class Options:
         lag = ask.lags.get(m, 0)
         most = min(ask.budget, self._members[m].most) if lag is not None else 0
         if not self._fixed:
-            most = min(most, self._reach(m, 1))
+            most = min(most, self.reach(m, 1))
         seconds = prices.draft(m, 1, hoped=True) + prices.rest(prices.rows(m), 1, m)
         if lag:
             rounds = np.clip(ask.left / outlook.tokens, 1, _HORIZON)
@@ -229,8 +229,8 @@ class Options:
         saved = plain * policy.tokens
         return Option(m, policy.passed, policy.long, saved, policy.seconds, unaided, seconds)
 
-    def _reach(self, m: int, n: int) -> int:
-        """How far a drafter may go: at most twice as far as before."""
+    def reach(self, m: int, n: int) -> int:
+        """How far a drafter may go for so many sequences: at most twice as far as before."""
         return max(2 * self._prices.longest(m, n), _K_FIRST // n, 1)
 
     def expected(
@@ -300,7 +300,11 @@ def over(saved: Floats, seconds: Floats) -> Floats:
     return found
 
 
+def deepest(ask: Ask) -> int:
+    """How deep the deepest proposal is of those without a model."""
+    return max((len(counts) - 1 for counts in ask.offers.values()), default=0)
+
+
 def kind_beside(ask: Ask) -> int:
     """Of a draft by a model: where others propose much, it is right more often, too."""
-    longest = max((len(counts) - 1 for counts in ask.offers.values()), default=0)
-    return kind_of(longest)
+    return kind_of(deepest(ask))

@@ -205,9 +205,10 @@ class Prices:
                 if len(longest) == 1:  # else the rows may be those of others
                     self._sized(m, k, rows - 1)
         if rows == 1 and self._plain.measured:
-            plain, before = self.plain(batch), self._compared.get(batch, 0.0)
-            more = min(seconds - plain, plain)
-            self._compared[batch] = before + _PRESENT / 4 * (more - before)
+            if spents[0].looks and phase == SETTLED and not cold:
+                plain, before = self.plain(batch), self._compared.get(batch, 0.0)
+                more = min(seconds - plain, plain)
+                self._compared[batch] = before + _PRESENT / 4 * (more - before)
         elif not (cold and rest.measured):
             rest.add(rows, batch, seconds, phase, len(spents))
         self._plains.clear()
