@@ -9,8 +9,8 @@ hundredths then, where those of one process that are timed in turns may differ b
     python benchmarks/priced.py [--prices prices ...]
 
 Per load and temperature, tokens/s of each over plain decoding's, and of "auto" over the best single
-drafter's, mean of --seeds engines; the first of --repeats is left out. Of the last "auto", seconds
-of its parts, too, and rounds by who drafted, those of the first repeat among them.
+drafter's, means of --seeds engines each; the first of --repeats is left out. Of the last "auto",
+seconds of its parts, too, and rounds by who drafted, those of the first repeat among them.
 """
 
 from __future__ import annotations
@@ -167,10 +167,17 @@ def pace(bench: Bench, name: str, load: str, temperature: float, seed: int) -> t
 def beside_best(bench: Bench, load: str, temperature: float) -> dict[str, Any]:
     """A row."""
     plain = CLOCK.prices["round"][0]
-    paces = {who: pace(bench, who, load, temperature, 0)[0] for who in SINGLE}
-    autos = [pace(bench, "auto", load, temperature, seed) for seed in range(bench.options.seeds)]
-    best = min(SINGLE, key=lambda who: paces[who])
-    auto = statistics.fmean(seconds for seconds, _ in autos)
+
+    def engines(who: str) -> list[tuple[float, Any]]:
+        seeds = range(bench.options.seeds)
+        return [pace(bench, who, load, temperature, seed) for seed in seeds]
+
+    def mean(paces: list[tuple[float, Any]]) -> float:
+        return statistics.fmean(seconds for seconds, _ in paces)
+
+    paces = {who: mean(engines(who)) for who in SINGLE}
+    autos = engines("auto")
+    best, auto = min(paces, key=paces.__getitem__), mean(autos)
     row: dict[str, Any] = {"temperature": temperature, "load": load}
     row |= {who: round(plain / seconds, 3) for who, seconds in (paces | {"auto": auto}).items()}
     row |= {"best": best, "auto/best": round(paces[best] / auto, 3)}
