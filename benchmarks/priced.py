@@ -44,8 +44,9 @@ class Virtual:
 
     def passes(self, seconds: float, what: str) -> None:
         noise = NOISE * self._rng.gauss(0, 1) + (HICCUP if self._rng.random() < 0.01 else 0.0)
-        self.now += seconds * math.exp(noise)
-        self.spent[what] += seconds * math.exp(noise)
+        took = seconds * math.exp(noise)
+        self.now += took
+        self.spent[what] += took
 
 
 NOISE, HICCUP = 0.03, 0.4

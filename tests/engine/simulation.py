@@ -20,6 +20,7 @@ from outpace.engine.control import (
     kind_of,
     late,
 )
+from outpace.engine.control.held import Choice
 
 Alpha = Callable[[int, int], float]
 """α of a drafter at a token of the text and a depth."""
@@ -313,3 +314,32 @@ def best_pace(world: World, first: int, last: int) -> tuple[float, int, int]:
         for k in range(p.most + 1)
     ]
     return min(found)
+
+
+MODEL, LOOK = Profile("model", False, 16, 0.1), Profile("n-gram", True, 16)
+
+
+def target(rows: int) -> float:
+    return 10 + 0.3 * rows
+
+
+CHEAP = Machine(target, [1.0], reading=[0.02])
+
+
+def steady(*alpha: float) -> Alpha:
+    """α by depth, whatever the text; the last is that of all deeper ones."""
+    return lambda at, depth: alpha[min(depth, len(alpha) - 1)]
+
+
+def still(
+    kind: type[Controller] = Controller,
+    members: Sequence[Profile] = (MODEL,),
+    fixed: int | None = None,
+) -> Controller:
+    """A controller for which choosing takes no time."""
+    return kind(members, fixed, clock=lambda: 0.0)
+
+
+def alike(member: int, k: int, *rivals: int) -> Choice:
+    """The same K behind every draft."""
+    return Choice(member, k, k, k, rivals=rivals)

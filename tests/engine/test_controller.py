@@ -14,7 +14,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from simulation import Machine, Run, World, best_pace
+from simulation import (
+    CHEAP,
+    LOOK,
+    MODEL,
+    Machine,
+    Run,
+    World,
+    alike,
+    best_pace,
+    steady,
+    still,
+    target,
+)
 
 from conformance_cases import DRAFTERS, MARKOV, NEAR, PROMPT, V
 from outpace import SamplingParams
@@ -52,26 +64,11 @@ from outpace.types import Independent, Shape
 from outpace.verifiers import TokenVerifier
 
 SEEDS = range(8)
-MODEL, LOOK = Profile("model", False, 16, 0.1), Profile("n-gram", True, 16)
 BOTH = [MODEL, LOOK]
-
-
-def target(rows: int) -> float:
-    return 10 + 0.3 * rows
 
 
 def free(rows: int) -> float:
     return 10.0
-
-
-def steady(*alpha: float):
-    """α by depth, whatever the text; the last is that of all deeper ones."""
-    return lambda at, depth: alpha[min(depth, len(alpha) - 1)]
-
-
-def still(kind=Controller, members=(MODEL,), fixed=None) -> Controller:
-    """A controller for which choosing takes no time."""
-    return kind(members, fixed, clock=lambda: 0.0)
 
 
 def generate(world: World, control: Controller, tokens: int = 600, requests: int = 1) -> Run:
@@ -81,16 +78,10 @@ def generate(world: World, control: Controller, tokens: int = 600, requests: int
     return run
 
 
-CHEAP = Machine(target, [1.0], reading=[0.02])
 PAIR = Machine(target, [1.0, 0.0], look=[0.0, 0.05], reading=[0.02, 0.0])
 
 
 # --- never slower -----------------------------------------------------------------------------
-
-
-def alike(member: int, k: int) -> Choice:
-    """The same K behind every draft."""
-    return Choice(member, k, k, k)
 
 
 HOSTILE = {

@@ -6,46 +6,33 @@ import itertools
 import random
 
 import pytest
-from simulation import Machine, Run, World
+from simulation import CHEAP, LOOK, MODEL, Run, World, alike, steady, still
 
-from outpace.engine.control import Ask, Controller, Pick, Profile, Spent, Told
+from outpace.engine.control import Ask, Controller, Pick, Spent, Told
 from outpace.engine.control.along import Along
 from outpace.engine.control.estimates import Estimates
 from outpace.engine.control.gaps import Gaps
-from outpace.engine.control.held import PLAIN, Choice
+from outpace.engine.control.held import PLAIN
 from outpace.engine.control.looks import Looks
 from outpace.engine.control.prices import Prices
 from outpace.engine.control.probes import Probe
 from outpace.engine.control.survival import FAILED
 from outpace.engine.control.times import EARLY, MOVED, SETTLED
 
-MODEL, LOOK = Profile("model", False, 16, 0.1), Profile("n-gram", True, 16)
 
-
-def steady(alpha: float):
-    return lambda at, depth: alpha
-
-
-def still(members=(MODEL,), kind=Controller) -> Controller:
-    """A controller for which choosing takes no time."""
-    return kind(members, clock=lambda: 0.0)
-
-
-def experienced(alpha: float = 0.9) -> Controller:
+def experienced() -> Controller:
     """It has drafted for a text, with thoughts that take half a plain round, and begins another."""
     control = Controller([MODEL], clock=itertools.count(0.0, 5.0).__next__)
-    machine = Machine(lambda rows: 10 + 0.3 * rows, [1.0], reading=[0.02])
-    World(machine, [MODEL], [steady(alpha)]).generate(control, 600, Run())
+    World(CHEAP, [MODEL], [steady(0.9)]).generate(control, 600, Run())
     control.open(0, 0.0)
     return control
 
 
-def timed(control: Controller, slots: int = 1, seconds: float = 10.0) -> Controller:
-    """Sequences begin, and plain decoding is timed."""
-    for slot in range(slots):
-        control.open(slot, 0.0)
-    while control.rests(slots, False):
-        control.rested(seconds)
+def timed(control: Controller) -> Controller:
+    """A text begins, and plain decoding is timed."""
+    control.open(0, 0.0)
+    while control.rests(1, False):
+        control.rested(10.0)
     control._settle()
     return control
 
@@ -64,7 +51,7 @@ def drafts(control: Controller) -> None:
 
 def test_a_gap_ends_with_its_text():
     """However long that was: the next one is in a gap of its own, or in none."""
-    control, before = timed(still((MODEL, LOOK))), Gaps().hazard
+    control, before = timed(still(members=(MODEL, LOOK))), Gaps().hazard
 
     def look(found: int) -> float:
         if control.again([0], [16]) is None:
@@ -148,16 +135,12 @@ def test_plain_decoding_is_timed_by_enough_rounds_or_by_none(rounds, counts):
     assert (control._prices.plain(1) > before + 0.1) is counts
 
 
-def choice(k: int, *rivals: int) -> Choice:
-    return Choice(0, k, k, k, rivals=rivals)
-
-
 def test_rounds_that_vary_end_where_something_else_is_chosen():
-    """Of that others may promise as much, or none."""
-    for other, expected in ((choice(5, 1), [6] * 16), (choice(8), [6, 6] + [8] * 14)):
+    """They go on as long as that is chosen."""
+    for other, expected in ((alike(0, 5, 1), [6] * 16), (alike(0, 8), [6, 6] + [8] * 14)):
         control = experienced()
         control._batch, control._turns, control._varies = 1, 1, control._drafted + 1
-        drafted = [control._varied([0], choice(5, 1) if n < 2 else other) for n in range(16)]
+        drafted = [control._varied([0], alike(0, 5, 1) if n < 2 else other) for n in range(16)]
         assert drafted == expected
 
 
@@ -168,16 +151,16 @@ def test_nor_do_they_go_on_for_more_sequences():
         control._batch = batch
         if batch == 1 and expected == 6:
             control._turns, control._varies = 1, control._drafted + 1
-        assert control._varied([0], choice(5, 1)) == expected
+        assert control._varied([0], alike(0, 5, 1)) == expected
 
 
 def test_nor_do_they_draft_more_than_twice_as_far_as_was_ever_drafted():
     control = timed(still())
     control._prices.add([Pick(0, 2)], [Spent({}, 2.0, 0.0, 11.0, 3)])
     control._batch, control._turns, control._varies = 1, 2, control._drafted + 1
-    assert control._varied([0], choice(4)) == 4  # it was to be two more
+    assert control._varied([0], alike(0, 4)) == 4  # it was to be two more
     control._prices.add([Pick(0, 3)], [Spent({}, 3.0, 0.0, 11.0, 4)])
-    assert control._varied([0], choice(4)) == 6
+    assert control._varied([0], alike(0, 4)) == 6
 
 
 def test_how_alike_rounds_of_a_text_are_is_known_by_temperature(monkeypatch):
@@ -209,9 +192,9 @@ def test_how_alike_rounds_of_a_text_are_is_known_by_temperature(monkeypatch):
 
 def test_a_draft_that_was_not_chosen_shows_nothing_of_a_text_that_goes_as_expected():
     """Nor does one by another model."""
-    control = still((MODEL, MODEL))
+    control = still(members=(MODEL, MODEL))
     control.open(0, 0.0)
-    for now, member, missed in ((PLAIN, 0, 0), (choice(4), 1, 0), (choice(4), 0, 1)):
+    for now, member, missed in ((PLAIN, 0, 0), (alike(0, 4), 1, 0), (alike(0, 4), 0, 1)):
         control._now = now
         control.told(Told(0, member, 0, 1, 0))
         assert control._missed == missed
@@ -222,7 +205,7 @@ def test_rounds_that_vary_are_not_held_against_what_was_expected(counts, rounds)
     """Unless they are to go on like that: a refused draft shows that they do not."""
     along = Along(
         slot=0,
-        choice=choice(4),
+        choice=alike(0, 4),
         most=16,
         state=FAILED,
         passed=0,
