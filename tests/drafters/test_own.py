@@ -21,6 +21,7 @@ from outpace.drafters import (
 )
 from outpace.drafters.early_exit import read_adapter
 from outpace.engine import Engine
+from outpace.engine.control import Controller, Pick
 from outpace.models import MarkovModel
 from outpace.models.base import Adapter
 from outpace.models.compiled import CompiledDecoder
@@ -202,6 +203,44 @@ def test_texts_are_plain_decodings(kind, drafter):
             assert run(engine, **options) == run(plain, **options)
             accepted += engine.stats.accepted
     assert accepted > 60
+
+
+class Some(Controller):
+    """Drafts for every second sequence."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.controller.members)
+        engine.controller = engine._drafting.controller = self
+        self.drafts = 0
+
+    def rests(self, batch, waiting):
+        return False
+
+    def again(self, slots, budgets, late=()):
+        each = zip(slots, budgets, strict=True)
+        picks = [Pick(0, min(2, b)) if b and slot % 2 else None for slot, b in each]
+        self.drafts += any(picks)
+        return picks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_who_is_not_drafted_for_runs_along(kind, temperature, monkeypatch):
+    """Else the pass would have begun for some, and be run as a whole for all of them."""
+    plain = run(Engine(decoder(kind), max_batch=1), temperature=temperature)
+
+    def begun() -> float:
+        """In what share of the rounds in which somebody drafted."""
+        target = Seen(decoder(kind))
+        engine = Engine(target, EarlyExitDrafter(3), max_batch=4)
+        control = Some(engine)
+        assert run(engine, temperature=temperature) == plain
+        assert control.drafts > 10
+        return len(target.resumed) / control.drafts
+
+    assert begun() == 1.0
+    monkeypatch.setattr("outpace.engine.drafting.Drafting._for_all", lambda self, picks: None)
+    assert begun() < 0.5
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -329,6 +329,15 @@ def test_a_round_that_the_draft_has_begun_has_a_rest_of_its_own():
     assert prices.rest(sizes(1), 1, 1) == pytest.approx(10.0)  # it has begun nothing
 
 
+def test_where_others_draft_as_well_no_pass_is_begun():
+    prices = Prices([EXIT, LOOK], 8)
+    told(prices, [None, None], 1)
+    told(prices, [Pick(0, 3), None], 4, draft=3.0, rest=6.0)
+    told(prices, [Pick(0, 3), Pick(1, 3)], 4, draft=3.0, rest=12.0, looks={1: 0.1})
+    assert prices.rest(sizes(4), 2, 0) == near(6)
+    assert prices.rest(sizes(4), 2, 1) == near(12)
+
+
 def test_rows_of_trees_are_learned():
     prices = Prices([MODEL], 8)
     assert prices.rows(0)[:4].tolist() == [1, 2, 3, 4]

@@ -146,16 +146,16 @@ def pace() -> float:
 
 
 def test_batches_are_not_drafted_at_a_loss(monkeypatch):
-    assert pace() > 0.97
+    assert pace() > 0.98
     monkeypatch.setattr(Promises, "kept", lambda self, member, batch: 1.0)
-    assert pace() > 0.97
+    assert pace() > 0.98
     monkeypatch.setattr(Worth, "saved", linear)
     monkeypatch.setattr(
         Worth,
         "emitted",
         lambda self, tokens: float(self.each @ [tokens[slot] for slot in self._left]),
     )
-    assert pace() < 0.96
+    assert pace() < 0.97
 
 
 def dear() -> float:
@@ -172,6 +172,8 @@ def dear() -> float:
 
 
 def test_no_more_is_at_stake_than_the_purse_counts(monkeypatch):
+    assert dear() < 0.05
+    monkeypatch.setattr(options, "HOPE", 2.0)  # of sixteen sequences half a deviation
     assert dear() < 0.05
     monkeypatch.setattr(options, "ONCE", 100.0)
     assert dear() > 0.3

@@ -234,15 +234,20 @@ class Drafting:
             # what is chosen among costs that, too, but not what is thought about it
             clock.lap(CHOOSE if self.controller.thought or not looked else Lap(min(looked)))
         self._picks = picks
-        if not looked and (m := _one_for_all(picks)) is not None:
-            lengths = [pick.k for pick in picks if pick is not None]
+        one = self._for_all(picks)
+        if not looked and one is not None:
+            lengths = [0 if pick is None else pick.k for pick in picks]
             drawn = noise(max(lengths))
-            return self._run(m, contexts, range(len(contexts)), lengths, warp, drawn, clock)
+            return self._run(one, contexts, range(len(contexts)), lengths, warp, drawn, clock)
         parts: list[tuple[Draft, Sequence[int]]] = []
         for m in sorted({*looked, *(pick.member for pick in picks if pick is not None)}):
-            rows = [b for b, pick in enumerate(picks) if pick is not None and pick.member == m]
+            some = {
+                b: pick.k for b, pick in enumerate(picks) if pick is not None and pick.member == m
+            }
+            if m == one:
+                some = {b: some.get(b, 0) for b in range(len(contexts))}
+            rows, lengths = list(some), list(some.values())
             own = [contexts[b] for b in rows]
-            lengths = [pick.k for pick in picks if pick is not None and pick.member == m]
             if m in looked:
                 others = [c.slot for b, c in enumerate(contexts) if b not in rows]
                 self._drafted.update((m, c.slot) for c in own)
@@ -258,6 +263,16 @@ class Drafting:
                 drawn = drawn and drawn.select(upload(torch.tensor(rows), warp.device))
             parts.append((self._run(m, own, rows, lengths, warp_of, drawn, clock), rows))
         return together(parts, len(contexts), warp.device)
+
+    def _for_all(self, picks: Sequence[Pick | None]) -> int | None:
+        """Who runs for all sequences, if anybody does: for those that it is not to draft for one
+        that begins the target's pass does, too, as that begins for all or for none."""
+        members = {-1 if pick is None else pick.member for pick in picks}
+        some = members - {-1}
+        if len(some) != 1:
+            return None
+        (m,) = some
+        return m if len(members) == 1 or self.members[m].begun else None
 
     def _run(
         self,
@@ -529,14 +544,6 @@ def controller_of(drafter: Drafter, fixed: int | None, own: bool = False) -> Con
         for m in members
     ]
     return Controller(profiles, fixed)
-
-
-def _one_for_all(picks: Sequence[Pick | None]) -> int | None:
-    """Who drafts for all sequences."""
-    first = picks[0]
-    if first is None or any(p is None or p.member != first.member for p in picks):
-        return None
-    return first.member
 
 
 def nothing(batch: int, device: torch.device) -> Draft:

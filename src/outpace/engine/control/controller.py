@@ -856,8 +856,9 @@ class Controller:
                 far = int(losses.argmin()) + 1
                 one = every = float(losses[far - 1])
             else:
-                every = float(option.seconds[1]) - plain / speed
-                one = every - float(self._prices.draft(m, n)[1] - self._prices.draft(m, 1)[1])
+                one = every = float(option.seconds[1]) - plain / speed
+                if not self.members[m].begun:  # else it runs for all, whoever it drafts for
+                    one -= float(self._prices.draft(m, n)[1] - self._prices.draft(m, 1)[1])
             new = not self._fixed and any(self._estimates.new(m, kind_beside(a)) for a in asks)
             found.append(Candidate(m, far, lags, one, every, reading, new))
         return found

@@ -19,6 +19,7 @@ from .plan import Ask, Pick, Profile, kind_of
 from .prices import Prices
 from .purse import ONCE
 from .survival import Floats, Lengths, Outlook, variances
+from .times import HOPE
 from .worth import Promises, Worth
 
 KEEP = 0.99
@@ -35,7 +36,7 @@ class Option(NamedTuple):
     """A drafter with a model or none (-1), for every K behind a draft that failed, or none: K
     behind one that passed, and K in a long stretch, what a round saves, in seconds of plain
     decoding, the seconds that it takes, looks apart, what it saves if nobody else were looked
-    at, and the seconds of a round of this very K."""
+    at, and the seconds of a round of this very K, at best."""
 
     member: int
     passed: Lengths  # [K + 1]
@@ -162,7 +163,9 @@ class Options:
     def _batched(
         self, m: int, asks: Sequence[Ask], worth: Worth, instants: _Gains, rows: Floats
     ) -> Option:
-        """A drafter with a model for several sequences, beside those without one."""
+        """A drafter with a model for several sequences, beside those without one. A token more is
+        many rows, and to try that in vain is dear: so less is hoped for than of whether it is worth
+        a probe."""
         n, prices = len(asks), self._prices
         tokens = np.ones_like(instants.tokens)
         late = 0
@@ -177,15 +180,18 @@ class Options:
         found = _Gains(tokens, variances(tokens))
         alone = worth.saved(*found)
         found.raise_to(instants)
+        begins = m if rows.max() <= 1 else -1  # no pass is begun where others draft for some
         rows = np.maximum(rows, prices.rows(m))
-        seconds = prices.draft(m, n, hoped=True) + prices.rest(rows, n, m)
+        hopes = HOPE / math.sqrt(n), HOPE
+        seconds, one = (prices.draft(m, n, h) + prices.rest(rows, n, begins, h) for h in hopes)
         if late:
             rounds = np.clip(sum(a.left for a in asks) / found.tokens.sum(0), 1, _HORIZON)
-            seconds = seconds + late * prices.reading[m].value / rounds
+            reading = late * prices.reading[m].value / rounds
+            seconds, one = seconds + reading, one + reading
         saved = worth.saved(*found)
         if not self._fixed:
             saved = self._kept(m, n, saved, seconds)
-        return Option.alike(m, saved, seconds, alone)
+        return Option.alike(m, saved, seconds, alone)._replace(one=one)
 
     def _kept(self, member: int, n: int, saved: Floats, seconds: Floats) -> Floats:
         """Of what rounds for several sequences are promised to save, by K, what is believed. Those
@@ -213,7 +219,7 @@ class Options:
         most = min(ask.budget, self._members[m].most) if lag is not None else 0
         if not self._fixed:
             most = min(most, self.reach(m, 1))
-        seconds = prices.draft(m, 1, hoped=True) + prices.rest(prices.rows(m), 1, m)
+        seconds = prices.draft(m, 1, HOPE) + prices.rest(prices.rows(m), 1, m)
         if lag:
             rounds = np.clip(ask.left / outlook.tokens, 1, _HORIZON)
             seconds = seconds + lag * prices.reading[m].value / rounds

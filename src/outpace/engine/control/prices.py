@@ -97,25 +97,29 @@ class Prices:
         """The largest K that it has drafted for so many sequences."""
         return self._draft[member].longest(batch)
 
-    def draft(self, member: int, batch: int, hoped: bool = False) -> Floats:
+    def draft(self, member: int, batch: int, hope: float = 0.0) -> Floats:
         """Of a draft by K, `[K + 1]`; before one was timed, what it may cost.
 
         Args:
-            hoped: less where it is uncertain.
+            hope: as of `Times.at`.
         """
         times, cost = self._draft[member], self._members[member].cost
         if not times.measured:
             times.expect(1.5 * cost * self.plain(batch))
-        return times.at(self._ks, batch, HOPE if hoped else 0)
+        return times.at(self._ks, batch, hope)
 
-    def rest(self, rows: Floats, batch: int, member: int = -1) -> Floats:
+    def rest(self, rows: Floats, batch: int, member: int = -1, hope: float = HOPE) -> Floats:
         """Of the target's pass over so many rows and all else, less where it is uncertain, but no
-        less than plain decoding takes, unless the draft has begun the pass."""
+        less than plain decoding takes, unless the draft has begun the pass.
+
+        Args:
+            hope: as of `Times.at`.
+        """
         begun, plain = self._begun.get(member), self.plain(batch)
         if begun is not None and begun.measured:
-            found = begun.at(rows, batch, HOPE)
+            found = begun.at(rows, batch, hope)
         else:
-            found = np.maximum(self._rest.at(rows, batch, HOPE), plain)
+            found = np.maximum(self._rest.at(rows, batch, hope), plain)
         found[rows <= 1] = plain  # nobody drafts
         return found
 
@@ -201,8 +205,8 @@ class Prices:
                 if not (cold and self._draft[m].measured):
                     drafting = _usual([spent.draft for spent in spents])
                     self._draft[m].add(k, batch, drafting, phase, len(spents))
-                rest = self._begun.get(m, rest)
-                if len(longest) == 1:  # else the rows may be those of others
+                if len(longest) == 1:  # else the rows may be those of others, and nobody begins
+                    rest = self._begun.get(m, rest)
                     self._sized(m, k, rows - 1)
         if rows == 1 and self._plain.measured:
             if spents[0].looks and phase == SETTLED and not cold:
