@@ -212,8 +212,7 @@ def test_who_begins_the_pass_is_probed_for_all_sequences(begun):
         for _ in range(4):  # a sequence alone has drafted before
             control._prices.add([Pick(0, 1)], [Spent({}, 2.0, 0.0, 11.0, 2)])
         for _ in range(4):
-            run = Run()
-            world.generate(control, 400, run)
+            run = generate(world, control, 400)
             before_the_end = run.picks[: len(run.picks) // 2]
             probed |= {sum(p is not None for p in picks) for picks in before_the_end}
     assert (probed == {0, 8}) is begun

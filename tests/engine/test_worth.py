@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from simulation import Machine, Run, World
@@ -155,7 +157,8 @@ def test_batches_are_not_drafted_at_a_loss(monkeypatch):
         "emitted",
         lambda self, tokens: float(self.each @ [tokens[slot] for slot in self._left]),
     )
-    assert pace() < 0.97
+    monkeypatch.setattr(options, "HOPE", 0.5 * math.sqrt(8))  # of eight half a deviation
+    assert pace() < 0.96
 
 
 def dear() -> float:

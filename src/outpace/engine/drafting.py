@@ -235,19 +235,17 @@ class Drafting:
             clock.lap(CHOOSE if self.controller.thought or not looked else Lap(min(looked)))
         self._picks = picks
         one = self._for_all(picks)
+        if one is not None:
+            picks = [Pick(one, 0) if pick is None else pick for pick in picks]
         if not looked and one is not None:
-            lengths = [0 if pick is None else pick.k for pick in picks]
+            lengths = [pick.k for pick in picks if pick is not None]
             drawn = noise(max(lengths))
             return self._run(one, contexts, range(len(contexts)), lengths, warp, drawn, clock)
         parts: list[tuple[Draft, Sequence[int]]] = []
         for m in sorted({*looked, *(pick.member for pick in picks if pick is not None)}):
-            some = {
-                b: pick.k for b, pick in enumerate(picks) if pick is not None and pick.member == m
-            }
-            if m == one:
-                some = {b: some.get(b, 0) for b in range(len(contexts))}
-            rows, lengths = list(some), list(some.values())
+            rows = [b for b, pick in enumerate(picks) if pick is not None and pick.member == m]
             own = [contexts[b] for b in rows]
+            lengths = [pick.k for pick in picks if pick is not None and pick.member == m]
             if m in looked:
                 others = [c.slot for b, c in enumerate(contexts) if b not in rows]
                 self._drafted.update((m, c.slot) for c in own)
