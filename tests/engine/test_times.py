@@ -7,8 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from outpace.engine.control import Pick, Profile, Spent
+from outpace.engine.control import Ask, Controller, Pick, Profile, Spent
 from outpace.engine.control import times as cost_times
+from outpace.engine.control.held import PLAIN
+from outpace.engine.control.options import Option
 from outpace.engine.control.prices import Prices, settled
 from outpace.engine.control.times import (
     EARLY,
@@ -336,6 +338,38 @@ def test_where_others_draft_as_well_no_pass_is_begun():
     told(prices, [Pick(0, 3), Pick(1, 3)], 4, draft=3.0, rest=12.0, looks={1: 0.1})
     assert prices.rest(sizes(4), 2, 0) == near(6)
     assert prices.rest(sizes(4), 2, 1) == near(12)
+
+
+def promised(members, batch: int, offers=None) -> tuple[Prices, Option]:
+    """What the first of them is to take for so many sequences, of which rounds of one token are
+    known."""
+    control = Controller(members)
+    prices = control._prices
+    prices.rested(batch, [10.0] * 6, timing=True)
+    told(prices, [Pick(0, 1)] * batch, 2, draft=2.0, rest=6.0 if members[0].begun else 16.0)
+    for slot in range(batch):
+        control.open(slot, 0.0)
+    asks = [Ask(slot, 8, 100, offers or {}) for slot in range(batch)]
+    worth = control._options.worth(asks, crowded=False)
+    return prices, control._options.of_all(asks, worth, PLAIN)[1]
+
+
+@pytest.mark.parametrize("batch", [4, 16])
+def test_of_several_sequences_less_is_hoped_for_but_not_of_a_probe(batch):
+    """By the root of how many they are."""
+    prices, option = promised([MODEL], batch)
+    sober = prices.draft(0, batch) + prices.rest(prices.rows(0), batch, 0, hope=0.0)
+    chosen, probed = (np.log(seconds[4:] / sober[4:]) for seconds in (option.seconds, option.one))
+    assert probed.max() < -0.01
+    assert chosen / probed == pytest.approx(batch**-0.5, abs=0.05)
+
+
+def test_who_would_begin_the_pass_is_held_against_all_of_it_where_others_propose():
+    beside = {1: range(5)}
+    (prices, alone), (_, among) = (promised([EXIT, LOOK], 4, some) for some in ({}, beside))
+    begun, whole = (prices.rest(sizes(2), 4, member)[0] for member in (0, -1))
+    assert among.one[1] - alone.one[1] == pytest.approx(whole - begun)
+    assert whole > 1.3 * begun
 
 
 def test_rows_of_trees_are_learned():
