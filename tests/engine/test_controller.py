@@ -1056,19 +1056,61 @@ def test_a_look_that_gains_less_than_it_takes_was_in_vain():
             looks.count({1}, gain, round_)
 
 
-@pytest.mark.parametrize(("batch", "first", "pause"), [(1, 32, 10), (4, 16, 20), (16, 8, 20)])
-def test_looks_at_several_that_do_not_pay_are_rare_sooner(batch, first, pause):
+def several_looks(batch: int) -> Looks:
+    """At so many sequences, each of which takes 0.052 of a plain round."""
     prices = Prices([LOOK], 16)
     prices.rested(batch, [100.0] * 3)
     prices.add([None] * batch, [Spent({0: 5.2}, 0.0, 0.0, 100.0, 1)])
-    looks, found = Looks([LOOK], prices, always=False), []
+    looks = Looks([LOOK], prices, always=False)
     looks.of(batch)
+    return looks
+
+
+@pytest.mark.parametrize(("batch", "first", "pause"), [(1, 32, 10), (4, 16, 20), (16, 8, 20)])
+def test_looks_at_several_that_do_not_pay_are_rare_sooner(batch, first, pause):
+    looks, found = several_looks(batch), []
     for round_ in range(1, 200):
         if looks.take(round_, paid=False):
             looks.count([0], 0.0, round_)
             found.append(round_)
     assert found[:first] == list(range(1, first + 1))
     assert set(np.diff(found[first - 1 :])) == {pause}
+
+
+def at_several(batch: int, gains: float) -> float:
+    """The share of rounds in which such a look is taken, one in twenty of which gains so much."""
+    looks, count = several_looks(batch), 0
+    for round_ in range(1, 2001):
+        if looks.take(round_, paid=False):
+            count += 1
+            looks.count([0], 0.0 if count % 20 else gains, round_)
+    return count / 2000
+
+
+class Soon(Looks):
+    """Counts looks that pay for more, at several sequences as at one."""
+
+    def _average(self, i, gain):
+        seen = self._known(i)
+        seen.worth += (gain - seen.worth) / (4 if gain > seen.worth else 24)
+
+
+def test_looks_at_several_that_take_more_than_they_bring_are_rare(monkeypatch):
+    """They take a twentieth of a round, and bring half of that, or four times as much."""
+    assert at_several(16, 0.5) < 0.2
+    assert at_several(16, 4.0) > 0.8  # in all rounds once it has paid
+    monkeypatch.setattr(Looks, "_average", Soon._average)
+    assert at_several(16, 0.5) > 0.7
+
+
+def test_what_drafting_gained_pays_for_fewer_looks_at_several():
+    for batch, pause in ((1, 8), (4, 16), (16, 20)):  # the last is as rare as without gains
+        looks, found = several_looks(batch), []
+        for round_ in range(1, 600):
+            if looks.take(round_, paid=True):
+                looks.count([0], 0.0, round_)
+                found.append(round_)
+        assert set(np.diff(found[32:])) == {pause}
 
 
 class Drawn(Looks):
