@@ -59,8 +59,27 @@ class _Proposal:
     tokens: Sequence[int]
     tree: Tree
     start: int  # the length of the context it was made for
+    deepest: int
     node: int = -1
     depth: int = 0
+
+    def judged(self, text: Sequence[int]) -> int | None:
+        """How many depths the text has judged; None as long as it goes where it was proposed."""
+        end = min(self.start + self.deepest, len(text))
+        if self.tree.is_chain:
+            at = self.start + self.depth
+            while at < end and text[at] == self.tokens[self.depth]:
+                self.depth, at = self.depth + 1, at + 1
+            if at < end:
+                return self.depth + 1
+        else:
+            for token in text[self.start + self.depth : end]:
+                below = [c for c, p in enumerate(self.tree.parents) if p == self.node]
+                node = next((c for c in below if self.tokens[c] == token), None)
+                if node is None:
+                    return self.depth + bool(below)
+                self.node, self.depth = node, self.depth + 1
+        return self.depth if self.depth == self.deepest else None
 
 
 @dataclass(slots=True)
@@ -323,7 +342,8 @@ class Drafting:
             tokens = found[m].tokens.tolist()
             for context, ids, tree in zip(contexts, tokens, found[m].trees, strict=True):
                 if len(tree):
-                    proposal = _Proposal(m, ids, tree, len(context.tokens))
+                    deepest = max(tree.depths)
+                    proposal = _Proposal(m, ids, tree, len(context.tokens), deepest)
                     self._slots[context.slot].proposals.append(proposal)
                     self._comparing += 1
             clock.lap(Lap(m))
@@ -436,20 +456,11 @@ class Drafting:
         assert self.controller is not None
         tokens, open_ = slot.context.tokens, []
         for p in slot.proposals:
-            refused = False
-            deepest = max(p.tree.depths)
-            for token in tokens[p.start + p.depth : p.start + deepest]:
-                below = _children(p.tree, p.node)
-                node = next((c for c in below if p.tokens[c] == token), None)
-                if node is None:
-                    refused = bool(below)
-                    break
-                p.node, p.depth = node, p.depth + 1
-            else:
-                if p.depth < deepest:
-                    open_.append(p)
-                    continue
-            told = Told(slot.context.slot, p.member, kind_of(deepest), p.depth + refused, p.depth)
+            reached = p.judged(tokens)
+            if reached is None:
+                open_.append(p)
+                continue
+            told = Told(slot.context.slot, p.member, kind_of(p.deepest), reached, p.depth)
             self.controller.told(told)
         self._comparing -= len(slot.proposals) - len(open_)
         slot.proposals = open_
@@ -556,12 +567,6 @@ def _counts(tree: Tree) -> Sequence[int]:
         return range(len(tree) + 1)
     deepest = max(tree.depths)
     return [sum(depth <= d for depth in tree.depths) for d in range(deepest + 1)]
-
-
-def _children(tree: Tree, node: int) -> list[int]:
-    if tree.is_chain:
-        return [node + 1] if node + 1 < len(tree) else []
-    return [c for c, parent in enumerate(tree.parents) if parent == node]
 
 
 def _shortened(draft: Draft, rows: Sequence[int], lengths: Sequence[int]) -> Draft:

@@ -37,6 +37,9 @@ def chain(length: int) -> Tree:
 
 def merged(paths: Iterable[Sequence[int]]) -> tuple[list[int], Tree]:
     """The tokens and shape of the tree with these paths, in which equal beginnings are one."""
+    paths = list(paths)
+    if len(paths) == 1:
+        return list(paths[0]), chain(len(paths[0]))
     tokens: list[int] = []
     parents: list[int] = []
     children: dict[tuple[int, int], int] = {}
