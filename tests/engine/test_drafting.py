@@ -24,7 +24,8 @@ from outpace.engine import Engine
 from outpace.engine.control import Controller, Pick
 from outpace.engine.drafting import DRAFT, Drafting, Lap
 from outpace.models import MarkovModel
-from outpace.trees import chain
+from outpace.trees import chain, tree_of
+from outpace.types import Shape
 from ticking import ticking
 from tokenizers_of import letters
 
@@ -148,6 +149,45 @@ def test_who_learns_from_the_targets_passes_is_told_of_those_it_was_looked_at_in
     run(engine)
     told = [(call[1], call[2]) for call in learns.calls if call[0] == "told"]
     assert {(1, (1, 2)), (3, (3, 2))} <= set(told)
+
+
+class Ahead(Drafter):
+    """Proposes tokens so far ahead of the last one, in this shape; right is a node's own depth."""
+
+    name, instant, proposes = "ahead", True, Shape.TREE
+
+    def __init__(self, ahead, parents) -> None:
+        self.ahead, self.tree = ahead, tree_of(parents)
+
+    def draft(self, contexts, budgets, warp, noise):
+        tokens = [[(c.tokens[-1] + n) % V for n in self.ahead] for c in contexts]
+        return certain([(row, self.tree) for row in tokens], warp.device)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "parents", "reached", "accepted"),
+    [
+        ((1, 2), (-1, 0), 2, 2),
+        ((1, 2, 9), (-1, 0, 1), 3, 2),
+        ((1, 9, 3), (-1, 0, 1), 2, 1),
+        ((9, 2), (-1, 0), 1, 0),
+        ((9, 1, 2), (-1, -1, 1), 2, 2),  # by the second branch
+        ((1, 9, 8, 2), (-1, 0, 1, 0), 2, 2),  # behind that one nothing was proposed, but deeper
+        ((1, 9, 8), (-1, 0, 0), 2, 1),
+        ((9, 8, 7), (-1, -1, 0), 1, 0),
+        ((9, 1, 2), (-1, -1, 0), 1, 1),  # nor here
+    ],
+)
+def test_what_was_proposed_is_judged_by_the_text_as_far_as_it_went_there(
+    ahead, parents, reached, accepted
+):
+    engine = Engine(CYCLE, Ahead(ahead, parents))
+    controller = Script(engine, lambda n: None)
+    found = []
+    controller.told = found.append
+    run(engine)
+    assert found
+    assert {(told.reached, told.accepted) for told in found} == {(reached, accepted)}
 
 
 def accepted(engine: Engine, texts: int = 6) -> int:
