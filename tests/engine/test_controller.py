@@ -148,6 +148,39 @@ def test_with_the_worst_choices_the_purse_keeps_it_from_being_slower(name, batch
         assert sum(run.seconds) / sum(run.tokens) / plain < 1.04
 
 
+@pytest.mark.parametrize(("sequences", "lost", "thought"), [(1, 25, 58), (4, 25, 58), (16, 7, 15)])
+def test_of_many_sequences_less_may_be_lost(sequences, lost, thought):
+    """Rounds that lose as much as plain decoding takes, without and with thoughts."""
+
+    def rounds(thought: float) -> int:
+        purse, count = Purse(), 0
+        while not purse.empty:
+            purse.spent(20.0, 10.0, 10.0, True, thought, sequences=sequences)
+            count += 1
+        return count
+
+    assert (rounds(0.0), rounds(10.0)) == (lost, thought)
+
+
+def lost_first(batch: int) -> float:
+    """Plain rounds that the worst choices lose in the first 300 tokens of each sequence."""
+    machine, member, alpha = HOSTILE["a look of a quarter pass"]
+    found = []
+    for seed in range(4):
+        world = World(machine, [member], [steady(alpha)], batch=batch, seed=seed)
+        run = generate(world, still(NeverPlain, [member]), 300)
+        plain = machine.target(batch)
+        found.append((sum(run.seconds) - sum(run.tokens) * plain / batch) / plain)
+    return float(np.mean(found))
+
+
+def test_worst_choices_for_many_sequences_lose_less_before_they_are_known(monkeypatch):
+    most = lost_first(4)
+    assert lost_first(16) < most / 2
+    monkeypatch.setattr(purse, "_FEW", 16)
+    assert lost_first(16) > most / 2
+
+
 def behind_prompts() -> tuple[float, float]:
     """Of drafts that lose a little in a batch of four, where the first rounds behind a prompt take
     up to twice as long: the mean time of four requests, and what a plain round is taken to take,
@@ -1486,10 +1519,10 @@ def test_rounds_in_which_nothing_is_to_be_thought_about_are_counted_together(mon
         tell, went_on = control.spent, control._went_on
         timed = 0
 
-        def noted(self, seconds, saved, plain, paid=False, thought=None, rounds=1):
+        def noted(self, seconds, saved, plain, paid=False, thought=None, rounds=1, sequences=1):
             if thought is not None:  # else they were rested in
                 sums.append(rounds)
-            spent(self, seconds, saved, plain, paid, thought or 0.0, rounds)
+            spent(self, seconds, saved, plain, paid, thought or 0.0, rounds, sequences)
 
         def told(picks, what):
             nonlocal timed

@@ -280,7 +280,7 @@ class Controller:
         self._settle()
         if self._purse.empty:
             self._probed()
-            self._pause_for([*self._keys], self._purse.rounds(self._prices.plain(batch)))
+            self._pause_for([*self._keys], self._purse.rounds(self._prices.plain(batch), batch))
         return self._purse.empty
 
     def _probed(self) -> None:
@@ -334,7 +334,7 @@ class Controller:
         self._probes.timed(self._round, n)
         plain = self._prices.plain(n)
         lost, probed = self._aftermath.counted(self._rested, plain)
-        self._purse.spent(seconds, seconds - lost, plain)
+        self._purse.spent(seconds, seconds - lost, plain, sequences=n)
         self._probes.spent(seconds, seconds, plain)
         if probed:
             self._probes.behind(lost)
@@ -776,7 +776,7 @@ class Controller:
         self._timing = False
         plain = self._prices.plain(len(slots))
         if self._purse.empty:
-            self._pause_for(slots, self._purse.rounds(plain))
+            self._pause_for(slots, self._purse.rounds(plain, len(slots)))
             return
         rounds = self._probes.rest(self._round, plain)
         due = self._looks.rest(self._round, self._paid)
@@ -951,7 +951,7 @@ class Controller:
         rounds, saved, plain = stride.rounds, stride.saved, self._prices.plain(stride.batch)
         if not plain or self._fixed:
             return
-        self._purse.spent(stride.seconds, saved, plain, chose, stride.thought, rounds)
+        self._purse.spent(stride.seconds, saved, plain, chose, stride.thought, rounds, stride.batch)
         if self._now.promised:
             promised, gained = rounds * self._now.promised, saved / plain - rounds
             self._promises.add(self._now.member, stride.batch, promised, gained)
