@@ -26,8 +26,8 @@ _THOUGHTS = 32
 """Plain rounds that may be thought, at the start and at most, before that is paid from it."""
 
 _FEW = 4
-"""Sequences of which it holds as much as of one; of more, less, as a round tells of all of them. (With
-24 rounds, and 32 for thoughts, sixteen greedy free texts lost a tenth of their first 500.)"""
+"""Sequences of which it holds as much as of one; of more, less, as a round tells of all of them.
+(With 24 rounds, and 32 for thoughts, sixteen greedy free texts lost a tenth of their first 500.)"""
 
 _AGAIN = 12
 """Plain rounds that it holds at least when a temperature is new."""
@@ -134,4 +134,4 @@ class Purse:
 
 def _unit(plain: float, sequences: int) -> float:
     """Of what it holds: a round, of up to a few sequences."""
-    return plain * min(1.0, _FEW / sequences)
+    return plain * _FEW / max(_FEW, sequences)
