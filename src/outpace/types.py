@@ -388,6 +388,11 @@ class Tree:
         return tuple(depths)
 
     @cached_property
+    def depth(self) -> int:
+        """That of the deepest node; 0 if there is none."""
+        return max(self.depths, default=0)
+
+    @cached_property
     def is_chain(self) -> bool:
         return all(p == i - 1 for i, p in enumerate(self.parents))
 

@@ -69,7 +69,7 @@ class Checked(lookahead._State):
         columns = min(self._window, budget - self._levels + 2) if budget >= n - 1 else 0
         expected = [*beginnings, *window([list(row) for row in self._rows], columns)]
         assert paths(tokens, tree) == expected
-        assert max(tree.depths, default=0) <= budget
+        assert tree.depth <= budget
         self._columns = columns
         return tokens, tree
 

@@ -81,7 +81,7 @@ def proposed(drafter: Drafter, context: Context, budget: int) -> tuple[Tokens, T
     draft = drafter.draft([context], [budget], warp, None)
     (tree,) = draft.trees
     assert draft.tokens.shape == (1, len(tree))
-    assert max(tree.depths, default=0) <= budget
+    assert tree.depth <= budget
     assert tree.shape <= drafter.proposes
     return draft.tokens[0].tolist(), tree
 

@@ -1099,25 +1099,26 @@ def several_looks(batch: int) -> Looks:
     return looks
 
 
+def looked(looks: Looks, end: int, paid: bool = False, gains: float = 0.0) -> list[int]:
+    """In which rounds up to that a look is taken, one in twenty of which gains so much."""
+    found: list[int] = []
+    for round_ in range(1, end):
+        if looks.take(round_, paid):
+            found.append(round_)
+            looks.count([0], 0.0 if len(found) % 20 else gains, round_)
+    return found
+
+
 @pytest.mark.parametrize(("batch", "first", "pause"), [(1, 32, 10), (4, 16, 20), (16, 8, 20)])
 def test_looks_at_several_that_do_not_pay_are_rare_sooner(batch, first, pause):
-    looks, found = several_looks(batch), []
-    for round_ in range(1, 200):
-        if looks.take(round_, paid=False):
-            looks.count([0], 0.0, round_)
-            found.append(round_)
+    found = looked(several_looks(batch), 200)
     assert found[:first] == list(range(1, first + 1))
     assert set(np.diff(found[first - 1 :])) == {pause}
 
 
 def at_several(batch: int, gains: float) -> float:
     """The share of rounds in which such a look is taken, one in twenty of which gains so much."""
-    looks, count = several_looks(batch), 0
-    for round_ in range(1, 2001):
-        if looks.take(round_, paid=False):
-            count += 1
-            looks.count([0], 0.0 if count % 20 else gains, round_)
-    return count / 2000
+    return len(looked(several_looks(batch), 2001, gains=gains)) / 2000
 
 
 class Soon(Looks):
@@ -1138,11 +1139,7 @@ def test_looks_at_several_that_take_more_than_they_bring_are_rare(monkeypatch):
 
 def test_what_drafting_gained_pays_for_fewer_looks_at_several():
     for batch, pause in ((1, 8), (4, 16), (16, 20)):  # the last is as rare as without gains
-        looks, found = several_looks(batch), []
-        for round_ in range(1, 600):
-            if looks.take(round_, paid=True):
-                looks.count([0], 0.0, round_)
-                found.append(round_)
+        found = looked(several_looks(batch), 600, paid=True)
         assert set(np.diff(found[32:])) == {pause}
 
 

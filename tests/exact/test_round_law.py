@@ -76,7 +76,7 @@ def rounds(draw, k: int):
 
 
 def error(verifier, p, drafted: list[Drafted]) -> float:
-    longest = max(max(d.tree.depths, default=0) for d in drafted) + 1
+    longest = max(d.tree.depth for d in drafted) + 1
     return worst_error(round_law(verifier, drafted), p, longest)
 
 

@@ -262,7 +262,7 @@ def error(rule, s: Setting) -> float:
 
 
 def off(law, s: Setting) -> float:
-    longest = max(s.tree.depths, default=0) + 1
+    longest = s.tree.depth + 1
     return worst_error(law, lambda t: torch.tensor(s.p(t), dtype=torch.float64), longest)
 
 

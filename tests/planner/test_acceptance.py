@@ -96,7 +96,7 @@ def texts(draw, most=6):
 
 def outcomes(text, tree: Tree, start: int) -> list[float]:
     """The twin: P(exactly so many are accepted) of a round, node by node."""
-    depth = max(tree.depths)
+    depth = tree.depth
     law = [0.0] * (depth + 1)
 
     def go(node: int, at: int, mass: float, deep: int) -> None:
@@ -127,7 +127,7 @@ def begins(text, tree: Tree) -> list[float]:
 def test_expected_tokens_are_those_of_rounds_one_by_one(measured, tree):
     emitted = rounds = 0.0
     for text in measured:
-        whole = [t for t in range(len(text)) if t + max(tree.depths) <= len(text)]
+        whole = [t for t in range(len(text)) if t + tree.depth <= len(text)]
         chances = begins(text, tree)
         for t in whole:
             law = outcomes(text, tree, t)
@@ -203,7 +203,7 @@ def test_a_greedy_text_is_replayed_round_by_round(tree):
     emitted = rounds = 0
     for prompt in prompts:
         for start, tokens in by_rounds(tree, prompt, count + 1):
-            if start + max(tree.depths) <= count:
+            if start + tree.depth <= count:
                 emitted, rounds = emitted + tokens, rounds + 1
     assert measured.expected_tokens(tree) == pytest.approx(emitted / rounds, abs=EXACT)
     assert emitted / rounds > 1.2

@@ -120,7 +120,7 @@ def test_trees_have_their_formula_beside_them(tree):
     assert agrees(played, expected_tokens(tree, [p[:ranks]]))
     if ranks > 1:  # as if siblings did not exclude each other
         level = 1 - math.prod(1 - x for x in p[:ranks])
-        assert not agrees(played, tokens_iid(level, max(tree.depths)))
+        assert not agrees(played, tokens_iid(level, tree.depth))
 
 
 # --- block verification ----------------------------------------------------------------------

@@ -287,7 +287,7 @@ def test_a_tree_is_run_as_chains_are(temperature, monkeypatch):
     assert (engine.k, engine.verifier, engine.drafter.k, engine.drafter.builder) == before
     assert not tree.tree.is_chain
     assert tree.tree_name == f"sequoia:{len(tree.tree)}"
-    assert list(tree.ks) == [max(tree.tree.depths)]
+    assert list(tree.ks) == [tree.tree.depth]
     rounds = [p for t in tree.texts(tree.longest) for p in t.played]
     assert {p.nodes for p in rounds if p.k == tree.longest} == {len(tree.tree)}
     (advice,) = plan(here, found).advices

@@ -158,7 +158,7 @@ def assert_best(solver: Solver, rates: Rates, nodes: int, depth: int) -> None:
     tree, tokens = solver(rates, nodes, depth)
     size, most = enumerated(rates, nodes, depth)
     assert len(tree) == size
-    assert max(tree.depths, default=0) <= depth
+    assert tree.depth <= depth
     assert tokens == pytest.approx(expected_tokens(tree, rates), abs=NEAR)
     assert tokens == pytest.approx(most, abs=NEAR)
 
@@ -335,7 +335,7 @@ def rate_of(tree: Tree, rates: Rates, costs: Costs) -> float:
     """Tokens per second over plain decoding's; draft passes by the definition."""
     inner = set(tree.parents)
     seconds = costs.target_seconds(len(tree) + 1)
-    for depth in range(max(tree.depths, default=0)):
+    for depth in range(tree.depth):
         fed = [n for n in inner if (tree.depths[n] if n >= 0 else 0) == depth]
         seconds += costs.draft_seconds(len(fed))
     return expected_tokens(tree, rates) / seconds * costs.target_seconds(1)

@@ -243,7 +243,7 @@ def _enumerate(engine: Engine, p: _Plain, state: Behind, found: _Found) -> None:
     found.reached.add(state)
     found.lengths.add(engine.k)
     law = round_law(engine.verifier, drafted)
-    longest = max(max(d.tree.depths, default=0) for d in drafted) + 1
+    longest = max(d.tree.depth for d in drafted) + 1
     p.read(longest)
     found.errors.append(worst_error(law, p, longest, p.ends))
     found.impossible += len(impossible_at_zero(engine.verifier, drafted))

@@ -113,7 +113,7 @@ def tree(
     if picture is not None:
         draw.picture(shown.tree, picture, shown.weights, shown.title, shown.labels)
     if as_json:
-        shape = {"nodes": len(shown.tree), "depth": max(shown.tree.depths, default=0)}
+        shape = {"nodes": len(shown.tree), "depth": shown.tree.depth}
         print(json.dumps(found | shape | {"paths": to_ranks(shown.tree)}))
         return
     console.print(shown.title)

@@ -135,9 +135,9 @@ def check_draft(draft: Draft, drafter: Drafter, budgets: Sequence[int], vocab_si
             f"{_SHAPES[drafter.proposes]} only"
         )
     for tree, budget in zip(draft.trees, budgets, strict=True):
-        if max(tree.depths, default=0) > budget:
+        if tree.depth > budget:
             raise IncompatibleError(
-                f"{said} proposed a path of {max(tree.depths)} tokens where {budget} were allowed"
+                f"{said} proposed a path of {tree.depth} tokens where {budget} were allowed"
             )
     tokens = draft.tokens
     if tokens.device.type == "cpu" and tokens.numel():

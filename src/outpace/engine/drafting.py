@@ -59,13 +59,12 @@ class _Proposal:
     tokens: Sequence[int]
     tree: Tree
     start: int  # the length of the context it was made for
-    deepest: int
     node: int = -1
     depth: int = 0
 
     def judged(self, text: Sequence[int]) -> int | None:
         """How many depths the text has judged; None as long as it goes where it was proposed."""
-        end = min(self.start + self.deepest, len(text))
+        end = min(self.start + self.tree.depth, len(text))
         if self.tree.is_chain:
             at = self.start + self.depth
             while at < end and text[at] == self.tokens[self.depth]:
@@ -79,7 +78,7 @@ class _Proposal:
                 if node is None:
                     return self.depth + bool(below)
                 self.node, self.depth = node, self.depth + 1
-        return self.depth if self.depth == self.deepest else None
+        return self.depth if self.depth == self.tree.depth else None
 
 
 @dataclass(slots=True)
@@ -342,8 +341,7 @@ class Drafting:
             tokens = found[m].tokens.tolist()
             for context, ids, tree in zip(contexts, tokens, found[m].trees, strict=True):
                 if len(tree):
-                    deepest = max(tree.depths)
-                    proposal = _Proposal(m, ids, tree, len(context.tokens), deepest)
+                    proposal = _Proposal(m, ids, tree, len(context.tokens))
                     self._slots[context.slot].proposals.append(proposal)
                     self._comparing += 1
             clock.lap(Lap(m))
@@ -460,7 +458,7 @@ class Drafting:
             if reached is None:
                 open_.append(p)
                 continue
-            told = Told(slot.context.slot, p.member, kind_of(p.deepest), reached, p.depth)
+            told = Told(slot.context.slot, p.member, kind_of(p.tree.depth), reached, p.depth)
             self.controller.told(told)
         self._comparing -= len(slot.proposals) - len(open_)
         slot.proposals = open_
@@ -565,14 +563,13 @@ def _counts(tree: Tree) -> Sequence[int]:
     """Nodes up to each depth, from 0."""
     if tree.is_chain:
         return range(len(tree) + 1)
-    deepest = max(tree.depths)
-    return [sum(depth <= d for depth in tree.depths) for d in range(deepest + 1)]
+    return [sum(depth <= d for depth in tree.depths) for d in range(tree.depth + 1)]
 
 
 def _shortened(draft: Draft, rows: Sequence[int], lengths: Sequence[int]) -> Draft:
     """Of some sequences the nodes that are not deeper than this. They are certain."""
     if len(rows) == len(draft.trees):
-        if all(max(t.depths, default=0) <= k for t, k in zip(draft.trees, lengths, strict=True)):
+        if all(t.depth <= k for t, k in zip(draft.trees, lengths, strict=True)):
             return draft
         if all(tree.is_chain for tree in draft.trees):
             shapes = tuple(chain(min(len(t), k)) for t, k in zip(draft.trees, lengths, strict=True))

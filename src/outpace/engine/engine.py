@@ -394,7 +394,7 @@ class Engine:
                 request.push(token, provenance, count, logprob, top)
             if emission.stuck and request.finish_reason is None:
                 request.end(emission.failure)
-            proposed, steps = len(tree), max(tree.depths, default=0)
+            proposed, steps = len(tree), tree.depth
             if count < len(tokens) or len(tokens) == len(path):  # what lies behind was not proposed
                 proposed, ended = count, True
             accepted, who = min(count, len(path)), ""

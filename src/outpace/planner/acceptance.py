@@ -81,7 +81,7 @@ class Acceptance:
             OptionError: no text is as long as the tree is deep.
         """
         emitted = rounds = 0.0
-        depth = max(tree.depths, default=0)
+        depth = tree.depth
         for text in self.texts:
             starts = _starts(text, tree)[: len(text) - depth + 1]  # the end cuts the others off
             accepted = _accepted(text, tree)[: len(starts)].sum(1)
@@ -108,8 +108,7 @@ def _chances(text: Floats, tree: Tree) -> Floats:
 def _accepted(text: Floats, tree: Tree) -> Floats:
     """`[T, D]`: the probability that a round from a position accepts so deep."""
     chances, depths = _chances(text, tree), np.array(tree.depths, dtype=np.int64)
-    deepest = max(tree.depths, default=0)
-    found = [chances[depths == depth].sum(0) for depth in range(1, deepest + 1)]
+    found = [chances[depths == depth].sum(0) for depth in range(1, tree.depth + 1)]
     return np.stack(found, 1) if found else np.zeros((len(text), 0))
 
 

@@ -77,7 +77,7 @@ class StaticBuilder:
         if not len(tree):
             raise OptionError("the tree has no nodes: plain decoding is without tree and drafter")
         self.tree, self.draw = tree, check_draw(draw)
-        self.nodes, self.depth = check_nodes(len(tree)), max(tree.depths)
+        self.nodes, self.depth = check_nodes(len(tree)), tree.depth
         self.shape = tree.shape
 
     def begin(self, budgets: Sequence[int], temperatures: Sequence[float]) -> StaticGrowth:
@@ -187,7 +187,7 @@ class StaticGrowth:
 def _plan(trees: tuple[Tree, ...]) -> _Plan:
     size = max(map(len, trees))
     inner = [_inner(tree) for tree in trees]
-    deepest = max(max(tree.depths, default=0) for tree in trees)
+    deepest = max(tree.depth for tree in trees)
     levels, read, depths = [], [], []
     frontier = [[-1] for _ in trees]
     for depth in range(1, deepest + 1):

@@ -159,7 +159,7 @@ def _paths(trees: tuple[Tree, ...]) -> Tensor:
             path.append(node)
             last[node] = path
         found.append(paths)
-    deep, wide = max(max(t.depths, default=0) for t in trees), max(map(len, found))
+    deep, wide = max(t.depth for t in trees), max(map(len, found))
     out = [[[-1] * wide for _ in trees] for _ in range(deep)]
     for b, paths in enumerate(found):
         for k, path in enumerate(paths):

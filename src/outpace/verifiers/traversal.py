@@ -64,7 +64,7 @@ class _Traversal:
         self.p, self.draft, self.noise = p, draft, noise
         self.rows = torch.arange(len(p), device=p.device)
         self.chances = chances_of(draft)
-        self.nowhere = 1 + max(max(tree.depths, default=0) for tree in draft.trees)
+        self.nowhere = 1 + max(tree.depth for tree in draft.trees)
         size = len(p), self.nowhere + 1
         self.weights = torch.zeros(*size, p.shape[-1], dtype=torch.float64, device=p.device)
         self.weights[:, 0] = p[:, 0]
