@@ -33,7 +33,7 @@ def test_texts_are_plain_decodings_and_were_drafted(pair, k):
         result = generator.generate(text, max_new_tokens=48)
         assert result.token_ids == plain.generate(text, max_new_tokens=48).token_ids
         drafted += result.stats.drafted_rounds
-    assert drafted or k == "auto"  # which may find that it does not pay here
+    assert drafted  # auto may find that it does not pay here, but has to try
     assert sum(generator.engine.stats.drafters.values()) == drafted
     assert plain.engine.drafter is None
 

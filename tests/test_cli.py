@@ -45,6 +45,8 @@ def test_json_has_everything(base, capsys):
     assert {"token_id", "logprob", "provenance", "depth"} <= set(value["tokens"][0])
     keys = {"acceptance_rate", "alpha", "tokens_per_pass", "full_accept_fraction"}
     assert keys | {"draft_seconds", "target_seconds", "tokens_per_second"} <= set(value["stats"])
+    assert value["control"]["reason"]
+    assert value["control"]["estimates"][0]["name"]
 
 
 def test_prompt_from_a_file_and_from_stdin(base, tmp_path, capsys, monkeypatch):
@@ -73,6 +75,7 @@ def test_drafter_none_is_plain_decoding(base, capsys):
     assert run(["generate", "for i", *base, "--drafter", "none", "-n", "5", "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert {t["provenance"] for t in value["tokens"]} == {"plain"}
+    assert value["control"] is None
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
+import matplotlib
 import pytest
 from made_up import machine, survey
 from rich.console import Console
@@ -57,13 +59,20 @@ def test_pictures_are_written(suffix, tmp_path):
     head = path.read_bytes()[:400]
     assert head.startswith(b"\x89PNG") if suffix == "png" else b"<svg" in path.read_bytes()
     if suffix == "svg":
-        import matplotlib
-
         with matplotlib.rc_context({"svg.fonttype": "none"}):
             picture(found(), path, 4, "a title")
         text = path.read_text()
         for word in ("model, T=0", "model, T=0.8", "ngram, T=0", "a title", "plain decoding"):
             assert word in text
+
+
+def test_every_temperature_has_its_line_and_mark(tmp_path):
+    temperatures = [0.0, 0.3, 0.6, 0.9, 1.2, 1.5]
+    surveys = [replace(survey("model", 0.8, 0.1), temperature=t) for t in temperatures]
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        picture(plan(machine(), surveys), tmp_path / "x.svg")
+    text = (tmp_path / "x.svg").read_text()
+    assert [f"T={t:g}: you, and 1x" in text for t in temperatures] == [True] * 6
 
 
 def test_one_drafter_with_one_k_is_a_picture_too(tmp_path):
@@ -77,7 +86,7 @@ def test_what_cannot_be_drawn(tmp_path):
         picture(found(), tmp_path / "x.png", 3)
     with pytest.raises(OptionError, match="suffix"):
         picture(found(), tmp_path / "x.doc")
-    with pytest.raises(OptionError, match="no drafter 'nobody'"):
+    with pytest.raises(OptionError, match=r"no drafter 'nobody' was measured: choose from .*model"):
         terminal(found(), 1, "nobody")
 
 

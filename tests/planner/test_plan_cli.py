@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -21,17 +22,20 @@ def asked(**options) -> Asked:
     return Asked("some/model", (0.0, 0.8), (1, 4), 64, given)
 
 
-def test_json_has_everything_and_the_picture_is_written(pair, tmp_path, capsys):
+def test_json_has_everything_and_the_pictures_are_written(pair, tmp_path, capsys):
     prompts, picture = tmp_path / "prompts.jsonl", tmp_path / "landscape.svg"
     prompts.write_text('"for i in"\n{"prompt": "def f"}\n"third"\n')
     arguments = ["plan", str(pair / "target"), "-d", str(pair / "draft"), "-d", "ngram", *QUICK]
-    arguments += ["--prompt-file", str(prompts), "-t", "0", "-t", "0.9", "-b", "2", "--no-trees"]
+    arguments += ["--prompt-file", str(prompts), "-t", "0", "-t", "0.9", "--no-trees"]
+    arguments += ["-b", "2", "-b", "3"]
     assert run([*arguments, "--picture", str(picture), "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert value["model"] == str(pair / "target")
     assert value["drafters"] == [str(pair / "draft"), "ngram"]
     assert value["prompts"] == 2
-    assert [(p["temperature"], p["batch"]) for p in value["plans"]] == [(0.0, 2), (0.9, 2)]
+    assert [(p["temperature"], p["batch"]) for p in value["plans"]] == [
+        (temperature, batch) for temperature in (0.0, 0.9) for batch in (2, 3)
+    ]
     rules = {(s["drafter"], s["temperature"], s["verifier"]) for s in value["surveys"]}
     draft = str(pair / "draft")
     assert {(draft, 0.9, rule) for rule in ("token", "block", "coupled")} <= rules
@@ -39,6 +43,8 @@ def test_json_has_everything_and_the_picture_is_written(pair, tmp_path, capsys):
         p["emitted"] == 10 for s in value["surveys"] for r in s["runs"] for p in r["prompts"]
     )
     assert picture.stat().st_size > 1000
+    assert (tmp_path / "landscape-3.svg").stat().st_size > 1000
+    assert len(list(tmp_path.glob("*.svg"))) == 2
 
 
 def test_the_report_ends_with_what_to_run(pair, capsys):
@@ -48,6 +54,7 @@ def test_the_report_ends_with_what_to_run(pair, capsys):
     said = " ".join(captured.out.split())
     for word in ("ms of a pass", "Temperature 0, one sequence", "ngram", "speedup", "Run:"):
         assert word in said
+    assert re.search(r"ngram: α by depth (-|[0-9. ]+); a draft step takes [0-9.]+ ms", said)
     assert "outpace generate -f PROMPT --model" in captured.out.rsplit("Run:", 1)[1]
 
 

@@ -81,11 +81,13 @@ def generate(
         max_batch=1,
     )
     stream = generator.stream(params=params, **request)
+    controller = generator.engine.controller
     with stream:
         if as_json:
             for _ in stream:
                 pass
-            print(json.dumps(as_dict(stream.results[0])))
+            control = None if controller is None else controller.report().to_dict()
+            print(json.dumps(as_dict(stream.results[0]) | {"control": control}))
         elif sys.stdout.isatty() and not no_color:
             _show(stream, request.get("prompts", ""))
         else:
@@ -97,7 +99,6 @@ def generate(
     if stats:
         from rich.console import Console
 
-        controller = generator.engine.controller
         report = None if controller is None else controller.report()
         console = Console(stderr=True, no_color=no_color)
         common.print_stats(stream.results[0].stats, console, report)

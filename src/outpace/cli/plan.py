@@ -58,7 +58,11 @@ def plan(
     ] = 30.0,
     picture: Annotated[
         Path | None,
-        typer.Option("--picture", help="Draw the landscape into this file (.png, .svg, ...)."),
+        typer.Option(
+            "--picture",
+            help="Draw the landscape into this file (.png, .svg, ...); with several batches, "
+            "those of the further ones into NAME-BATCH beside it.",
+        ),
     ] = None,
     dtype: common.Dtype = None,
     device: common.Device = None,
@@ -85,12 +89,20 @@ def plan(
     )
     if picture is not None:
         from ..planner import picture as draw
+        from ..planner.reasons import at_once
 
-        draw(found, picture, asked.batches[0], f"{model}: where speculation pays here")
+        for size, file in _pictures(picture, asked.batches).items():
+            draw(found, file, size, f"{model}: where speculation pays here, {at_once(size)}")
     if as_json:
         print(json.dumps(asked_dict(asked, texts, list(blueprints)) | found.to_dict()))
     else:
         print_plan(found, asked, no_color)
+
+
+def _pictures(picture: Path, batches: Sequence[int]) -> dict[int, Path]:
+    """Where the landscape of each batch goes."""
+    first, *others = batches
+    return {first: picture} | {b: picture.with_stem(f"{picture.stem}-{b}") for b in others}
 
 
 def _texts(path: str | None, count: int) -> list[str]:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from ..planner import Advice, Machine, Option, Plan
 
 
+_DEPTHS = 8
+"""To which α is printed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What the command was asked for.
@@ -48,8 +52,9 @@ def print_plan(plan: Plan, asked: Asked, no_color: bool) -> None:
     _print_machine(plan.machine, asked, console)
     for advice in plan.advices:
         _print_advice(plan, advice, asked, console)
-    console.print()
-    console.print(terminal(plan, asked.batches[0]))
+    for batch in dict.fromkeys(advice.batch for advice in plan.advices):
+        console.print()
+        console.print(terminal(plan, batch))
     console.print()
     console.print(
         "Speedups are of decoding, prompts not counted, on prompts like these; intervals are 95 % "
@@ -98,10 +103,10 @@ def _print_advice(plan: Plan, advice: Advice, asked: Asked, console: Console) ->
     from rich.table import Table
 
     from ..planner import reasons
+    from ..planner.reasons import at_once
 
-    many = "one sequence" if advice.batch == 1 else f"{advice.batch} sequences at once"
     console.print()
-    console.print(f"Temperature {advice.temperature:g}, {many}", style="bold")
+    console.print(f"Temperature {advice.temperature:g}, {at_once(advice.batch)}", style="bold")
     table = Table(box=None, pad_edge=False)
     heads = ("", "drafter", "K", "rule", "α", "c", "tokens", "price", "speedup", "95 %")
     for number, head in enumerate(heads):
@@ -112,8 +117,21 @@ def _print_advice(plan: Plan, advice: Advice, asked: Asked, console: Console) ->
         table.add_row(*_row(option, best), style="bold green" if best else None)
     table.add_row("" if advice.best else "→", "plain", *[""] * 6, "1.00x", "")
     console.print(table)
+    for option in shown(advice):
+        if option.tree is None:
+            console.print(_by_depth(plan, option))
     for sentence in reasons(plan, advice):
         console.print(f"· {sentence}")
+
+
+def _by_depth(plan: Plan, option: Option) -> str:
+    """How α falls with the depth of a draft, and what a step takes."""
+    from ..planner import alphas_of
+
+    survey = plan.survey_of(option)
+    alphas = " ".join(f"{a:.2f}" for a in alphas_of(survey.texts(survey.longest))[:_DEPTHS])
+    step = 1e3 * survey.added.step(option.batch)
+    return f"{option.drafter}: α by depth {alphas or '-'}; a draft step takes {step:.2f} ms"
 
 
 def shown(advice: Advice) -> list[Option]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from .formulas import tokens_iid
 from .plan import Option, Plan
 from .prices import Price, speedup
 from .promises import price_of
+from .reasons import at_once
 from .survey import Survey
 
 _COLUMNS = 3
@@ -125,9 +127,8 @@ def _figure(shown: Sequence[Panel], batch: int, title: str) -> Any:
     bar.ax.axhline(1.0, color=_DARK, lw=1.2)
     bar.set_ticks(sorted({0.0, 0.5, 1.0, *(1 + step / 2 for step in range(int(2 * highest) - 1))}))
     bar.ax.yaxis.set_major_formatter("{x:g}x")
-    many = "one sequence" if batch == 1 else f"{batch} sequences at once"
     _legend(figure, list(dict.fromkeys(t for panel in shown for t in panel.prices)))
-    figure.suptitle(title or f"Where speculation pays here, {many}", size=12, color=_DARK)
+    figure.suptitle(title or f"Where speculation pays here, {at_once(batch)}", size=12, color=_DARK)
     return figure
 
 
@@ -142,7 +143,7 @@ def _draw(axes: Any, panel: Panel, colours: Any, norm: Any) -> Any:
     if wanted and panel.longest > 1:
         lines = axes.contour(ks, alphas, fields[first], wanted, colors="white", linewidths=0.9)
         axes.clabel(lines, fmt="%gx", fontsize=7)
-    for field, dashes in zip(fields.values(), _DASHES, strict=False):
+    for field, dashes in zip(fields.values(), cycle(_DASHES), strict=False):
         if panel.longest > 1:
             even = axes.contour(ks, alphas, field, [1.0], colors=_DARK, linewidths=1.5)
             even.set_linestyle(dashes)
@@ -202,6 +203,8 @@ def _legend(figure: Any, temperatures: Sequence[float]) -> None:
     style: Any = {"color": _DARK, "lw": 1.5, "mfc": "white", "mec": _DARK, "mew": 1.6, "ms": 8}
     handles = [
         Line2D([], [], ls=dashes, marker=mark, label=f"T={temperature:g}: you, and 1x", **style)
-        for temperature, dashes, mark in zip(temperatures, _DASHES, _MARKS, strict=False)
+        for temperature, dashes, mark in zip(
+            temperatures, cycle(_DASHES), cycle(_MARKS), strict=False
+        )
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)

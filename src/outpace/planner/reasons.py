@@ -24,6 +24,11 @@ def reasons(plan: Plan, advice: Advice) -> list[str]:
     return found + _batches(plan.ceilings[advice.temperature], advice.batch, least)
 
 
+def at_once(batch: int) -> str:
+    """So many sequences, in words."""
+    return "one sequence" if batch == 1 else f"{batch} sequences at once"
+
+
 def name_of(option: Option) -> str:
     """A drafter with its tree, if it has one."""
     return option.drafter if option.tree is None else f"{option.drafter} with a tree"
@@ -79,9 +84,8 @@ def _batches(ceilings: Mapping[int, float], batch: int, least: float) -> list[st
     for size in sorted(ceilings):
         rest = [value for other, value in ceilings.items() if other >= size]
         if size >= batch and max(rest) < least:
-            many = "one sequence" if size == 1 else f"{size} sequences at once"
             return [
-                f"From {many} on nothing here would pay, if drafting took no time: at most "
-                f"{max(rest):.2f}x."
+                f"From {at_once(size)} on nothing here would pay, if drafting took no time: "
+                f"at most {max(rest):.2f}x."
             ]
     return []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..errors import OptionError
 from .landscape import SHOWN_KS, landscape, panels
 from .plan import Option, Plan
+from .reasons import at_once
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,13 +29,14 @@ def terminal(plan: Plan, batch: int, drafter: str | None = None) -> Table:
     shown = panels(plan, batch)
     panel = next((p for p in shown if drafter in (None, p.drafter)), None)
     if panel is None:
-        raise OptionError(f"no drafter {drafter!r} was measured: choose from what was")
+        names = ", ".join(panel.drafter for panel in shown)
+        raise OptionError(f"no drafter {drafter!r} was measured: choose from {names}")
     ks = [k for k in SHOWN_KS if k <= panel.longest]
     best = panel.points[0]
     field = landscape(panel.prices[best.temperature], _SHOWN_ALPHAS, ks)
     marked = {_cell(option, ks): option for option in reversed(panel.points)}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0), show_edge=False)
-    table.title = f"speedup over α and K, {panel.drafter}"
+    table.title = f"speedup over α and K, {panel.drafter}, {at_once(batch)}"
     table.title_justify = "left"
     table.add_column("α \\ K", justify="right")
     for k in ks:

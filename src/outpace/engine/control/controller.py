@@ -1024,11 +1024,26 @@ class Controller:
             speedup = float(speedups[k]) if alpha and plain else None
             rounds, fast = prices.rounds[m], member.instant
             found.append(Estimate(member.name, fast, k, speedup, tuple(alpha), step, rounds))
-        m, k, passed, long = (PLAIN if self._purse.empty else self._chosen)[:4]
+        choice = PLAIN if self._purse.empty else self._chosen
+        m, k, passed, long = choice[:4]
         names = [self.members[i].name for i in ([m] if m >= 0 else self._instant)]
         share = self._probes.seconds / prices.seconds if prices.seconds else 0.0
         who = "+".join(names) if k and names else None
-        return Report(who, k, passed, long, n, plain, tuple(found), self._probes.count, share)
+        why, count = self._reason(choice), self._probes.count
+        return Report(who, why, k, passed, long, n, plain, tuple(found), count, share)
+
+    def _reason(self, choice: Choice) -> str:
+        """Why this is chosen, in a sentence."""
+        if self._purse.empty:
+            return "what drafts may lose is lost: nothing is tried until plain rounds paid for it"
+        if choice.k:
+            takes, saves = 1e3 * choice.takes, 1e3 * choice.saves
+            return f"a round of it takes {takes:.2f} ms and saves {saves:.2f} ms of plain decoding"
+        if not any(self._prices.rounds):
+            return "nothing was drafted yet"
+        if choice.gap:
+            return "look-ups find nothing at this point of the text, and are asked again soon"
+        return "no draft promises to be faster here"
 
 
 def _state(passed: tuple[int, int] | None, member: int) -> int:

@@ -47,6 +47,7 @@ class Report:
 
     Attributes:
         drafter: who drafts, None for plain decoding.
+        reason: why, in a sentence.
         k, passed, long: tokens, behind a draft that failed or none, behind one that was accepted
             as a whole, and where nothing was refused for `survival.LONG` tokens.
         sequences: that the choice is for.
@@ -56,6 +57,7 @@ class Report:
     """
 
     drafter: str | None
+    reason: str
     k: int
     passed: int
     long: int
@@ -72,6 +74,7 @@ class Report:
             who += f" nothing was refused for {LONG} tokens)"
         lines = [
             f"chosen for {self.sequences} sequence{'s' if self.sequences != 1 else ''}: {who}",
+            self.reason,
             f"plain: {1e3 * self.plain_seconds:.2f} ms per round",
             *map(str, self.estimates),
             f"probes: {self.probes}, {self.probe_share:.1%} of the time",
