@@ -1038,12 +1038,12 @@ class Controller:
             return "what drafts may lose is lost: nothing is tried until plain rounds paid for it"
         if choice.k:
             takes, saves = 1e3 * choice.takes, 1e3 * choice.saves
-            return f"a round of it takes {takes:.2f} ms and saves {saves:.2f} ms of plain decoding"
+            return f"a round takes {takes:.2f} ms, plain decoding of as many tokens {saves:.2f} ms"
         if not any(self._prices.rounds):
             return "nothing was drafted yet"
         if choice.gap:
             return "look-ups find nothing at this point of the text, and are asked again soon"
-        return "no draft promises to be faster here"
+        return "no draft promised to be faster as the text goes now"
 
 
 def _state(passed: tuple[int, int] | None, member: int) -> int:

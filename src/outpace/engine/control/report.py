@@ -52,7 +52,8 @@ class Report:
             as a whole, and where nothing was refused for `survival.LONG` tokens.
         sequences: that the choice is for.
         plain_seconds: of a plain round.
-        estimates: of each drafter.
+        estimates: of each drafter, by all rounds at the temperature seen last. What is chosen goes
+            by the text at hand, too.
         probes, probe_share: rounds that were tried, and the share of all time they have lost.
     """
 
@@ -76,6 +77,7 @@ class Report:
             f"chosen for {self.sequences} sequence{'s' if self.sequences != 1 else ''}: {who}",
             self.reason,
             f"plain: {1e3 * self.plain_seconds:.2f} ms per round",
+            "of all rounds so far:",
             *map(str, self.estimates),
             f"probes: {self.probes}, {self.probe_share:.1%} of the time",
         ]
