@@ -14,6 +14,7 @@ from scipy import stats
 
 from outpace import OptionError, Stats
 from outpace.audit.enumeration import Drafted, round_law
+from outpace.models.cache import KVCache
 from outpace.planner import (
     ModelShape,
     RoundTimes,
@@ -293,6 +294,49 @@ def test_the_best_length_shrinks_with_the_batch():
     assert best_k(lambda k: 1.0 + k, constant_price(0.1), 0) == (0, 1.0)
 
 
+def played_speedups(alpha: float, price) -> list[np.ndarray]:
+    """By K from 0, of rounds that are played."""
+    return [emitted([alpha], k, ROUNDS, seed=k) / price(k) for k in range(17)]
+
+
+def is_best(played, k: int) -> bool:
+    """Whether none is faster than this K by more than 4 standard errors."""
+    gaps = [(np.mean(p) - np.mean(played[k]), np.var(p) + np.var(played[k])) for p in played]
+    return all(gap <= 4 * math.sqrt(var / ROUNDS) for gap, var in gaps)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.8, 0.95])
+@pytest.mark.parametrize("price", [constant_price(0.1), MACHINE.price(8), MACHINE.price(16)])
+def test_the_best_length_is_that_of_rounds_that_are_played(alpha, price):
+    played = played_speedups(alpha, price)
+    k, promised = best_k(lambda k: tokens_iid(alpha, k), price, 16)
+    assert is_best(played, k)
+    assert agrees(played[k], promised) or k == 0
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.8])
+def test_the_best_length_is_another_where_tokens_do_not_depend_on_those_before(alpha):
+    price = constant_price(0.1)
+    wrong = best_k(lambda k: 1 + k * alpha, price, 16)[0]
+    assert not is_best(played_speedups(alpha, price), wrong)
+
+
+def test_the_best_length_for_one_sequence_is_not_that_of_many():
+    played = played_speedups(0.8, MACHINE.price(16))
+    assert not is_best(played, best_k(lambda k: tokens_iid(0.8, k), MACHINE.price(1), 16)[0])
+
+
+@pytest.mark.parametrize("k", [1, 3, 6])
+@pytest.mark.parametrize("price", [constant_price(0.1), MACHINE.price(8)])
+def test_rounds_that_are_played_at_break_even_gain_nothing(k, price):
+    alpha = break_even(price, k)
+    assert agrees(emitted([alpha], k, ROUNDS) / price(k), 1.0)
+    for other in (alpha - 0.05, alpha + 0.05):
+        assert not agrees(emitted([other], k, ROUNDS) / price(k), 1.0)
+    if k > 1:  # c is break-even for K = 1 alone
+        assert not agrees(emitted([0.1], k, ROUNDS) / price(k), 1.0)
+
+
 @pytest.mark.parametrize("c", [0.05, 0.2, 0.9])
 def test_break_even_of_constant_costs_is_c(c):
     price = constant_price(c)
@@ -379,6 +423,16 @@ def test_memory_is_that_of_tensors():
     assert memory(LARGE, None, 100).added == 0
     heads = 4 * 2 * 8 * 8 * 100 * 2 * 3  # of query heads, as if keys were not shared
     assert found.target_cache != heads
+
+
+def test_memory_is_that_of_a_cache_that_is_held():
+    cache = KVCache(
+        3, 200, LARGE.layers, LARGE.kv_heads, LARGE.head_dim, torch.half, torch.device("cpu")
+    )
+    cache.reserve([0, 1, 2], 100)
+    held = sum(layer.nbytes for layer in cache.storage)
+    assert cache.capacity >= 100
+    assert memory(LARGE, None, cache.capacity, 3).target_cache == held
 
 
 def test_flops_are_those_that_a_counter_sees():
