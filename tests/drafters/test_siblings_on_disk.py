@@ -247,6 +247,14 @@ def test_the_shipped_pair():
         ("EleutherAI/pythia-6.9b-deduped", "EleutherAI/pythia-70m-deduped"),
         ("meta-llama/Llama-2-13b-chat-hf", "JackFram/llama-68m"),
         ("google/gemma-3-27b-it", "google/gemma-3-270m-it"),
+        (
+            "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
+            "alamios/DeepSeek-R1-DRAFT-Qwen2.5-0.5B",
+        ),
+        ("mistralai/Mistral-Small-24B-Instruct-2501", "alamios/Mistral-Small-3.1-DRAFT-0.5B"),
+        ("mistralai/Devstral-Small-2505", "alamios/Mistral-Small-3.1-DRAFT-0.5B"),
+        ("tiiuae/Falcon3-10B-Instruct", "tiiuae/Falcon3-1B-Instruct"),
+        ("tiiuae/Falcon3-7B-Base", "tiiuae/Falcon3-1B-Base"),
         ("Qwen/Qwen3-1.7B", "Qwen/Qwen3-0.6B"),
     ],
 )
@@ -257,7 +265,13 @@ def test_what_is_known(made, name, draft):
 
 def test_nothing_is_known_of_most_and_of_the_smallest(made):
     assert known_drafts(inspect_checkpoint(made / "large")) == ()
-    for name in ("Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B"):
+    for name in (
+        "Qwen/Qwen3-0.6B",
+        "Qwen/Qwen2.5-0.5B-Instruct",
+        "Qwen/Qwen2.5-0.5B",
+        "tiiuae/Falcon3-1B-Base",
+        "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
+    ):
         assert known_drafts(source_named(made / "large", name)) == ()
     before = ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B")
     source = source_named(made / "large", "Qwen/Qwen2.5-1.5B-Instruct")

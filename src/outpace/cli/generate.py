@@ -86,8 +86,6 @@ def generate(
         if as_json:
             for _ in stream:
                 pass
-            control = None if controller is None else controller.report().to_dict()
-            print(json.dumps(as_dict(stream.results[0]) | {"control": control}))
         elif sys.stdout.isatty() and not no_color:
             _show(stream, request.get("prompts", ""))
         else:
@@ -96,10 +94,13 @@ def generate(
                 sys.stdout.write(shown(event.text))
                 sys.stdout.flush()
             sys.stdout.write("\n")
+    report = controller.report() if controller is not None and (as_json or stats) else None
+    if as_json:
+        control = None if report is None else report.to_dict()
+        print(json.dumps(as_dict(stream.results[0]) | {"control": control}))
     if stats:
         from rich.console import Console
 
-        report = None if controller is None else controller.report()
         console = Console(stderr=True, no_color=no_color)
         common.print_stats(stream.results[0].stats, console, report)
 

@@ -41,6 +41,7 @@ _CODER = tuple(name.replace("2.5-", "2.5-Coder-") for name in _QWEN25)
 _LLAMA32 = ("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-3B")
 _SMOLLM2 = ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-360M")
 _PYTHIA = ("70m", "160m", "410m")
+_R1 = ("alamios/DeepSeek-R1-DRAFT-Qwen2.5-0.5B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B")
 
 FAMILIES = (
     Family(r"^qwen3-\S*base", ("Qwen/Qwen3-0.6B-Base", "Qwen/Qwen3-1.7B-Base", "Qwen/Qwen3-0.6B")),
@@ -49,6 +50,10 @@ FAMILIES = (
     Family(r"qwen2\.5-coder", _sizes(_CODER, False)),
     Family(r"qwen2\.5-\d.*instruct", _sizes(_QWEN25, True)),
     Family(r"qwen2\.5-\d", _sizes(_QWEN25, False)),
+    Family(r"deepseek-r1-distill-qwen-", _R1),
+    Family(r"(mistral|devstral)-small-", ("alamios/Mistral-Small-3.1-DRAFT-0.5B",)),
+    Family(r"falcon3-\S*instruct", ("tiiuae/Falcon3-1B-Instruct",)),
+    Family(r"falcon3-", ("tiiuae/Falcon3-1B-Base",)),
     Family(r"llama-3\.[123]-.*instruct", _sizes(_LLAMA32, True)),
     Family(r"llama-3\.[123]-", _sizes(_LLAMA32, False)),
     Family(r"smollm2-.*instruct", _sizes(_SMOLLM2, True)),
