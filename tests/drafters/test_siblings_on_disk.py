@@ -247,10 +247,7 @@ def test_the_shipped_pair():
         ("EleutherAI/pythia-6.9b-deduped", "EleutherAI/pythia-70m-deduped"),
         ("meta-llama/Llama-2-13b-chat-hf", "JackFram/llama-68m"),
         ("google/gemma-3-27b-it", "google/gemma-3-270m-it"),
-        (
-            "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
-            "alamios/DeepSeek-R1-DRAFT-Qwen2.5-0.5B",
-        ),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "alamios/DeepSeek-R1-DRAFT-Qwen2.5-0.5B"),
         ("mistralai/Mistral-Small-24B-Instruct-2501", "alamios/Mistral-Small-3.1-DRAFT-0.5B"),
         ("mistralai/Devstral-Small-2505", "alamios/Mistral-Small-3.1-DRAFT-0.5B"),
         ("tiiuae/Falcon3-10B-Instruct", "tiiuae/Falcon3-1B-Instruct"),
@@ -271,6 +268,7 @@ def test_nothing_is_known_of_most_and_of_the_smallest(made):
         "Qwen/Qwen2.5-0.5B",
         "tiiuae/Falcon3-1B-Base",
         "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
+        "mistralai/Mistral-Small-Instruct-2409",  # of another vocabulary than its successors
     ):
         assert known_drafts(source_named(made / "large", name)) == ()
     before = ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B")

@@ -51,7 +51,7 @@ FAMILIES = (
     Family(r"qwen2\.5-\d.*instruct", _sizes(_QWEN25, True)),
     Family(r"qwen2\.5-\d", _sizes(_QWEN25, False)),
     Family(r"deepseek-r1-distill-qwen-", _R1),
-    Family(r"(mistral|devstral)-small-", ("alamios/Mistral-Small-3.1-DRAFT-0.5B",)),
+    Family(r"mistral-small-(24b|3\.)|devstral-small-", ("alamios/Mistral-Small-3.1-DRAFT-0.5B",)),
     Family(r"falcon3-\S*instruct", ("tiiuae/Falcon3-1B-Instruct",)),
     Family(r"falcon3-", ("tiiuae/Falcon3-1B-Base",)),
     Family(r"llama-3\.[123]-.*instruct", _sizes(_LLAMA32, True)),
