@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from outpace.engine.control import Ask, Controller, Pick, Profile, Spent
+from outpace.engine.control import prices as cost_prices
 from outpace.engine.control import times as cost_times
 from outpace.engine.control.held import PLAIN
 from outpace.engine.control.options import Option
@@ -302,6 +303,47 @@ def test_plain_decoding_is_timed_until_it_becomes_no_faster():
     assert counted(10.0, 10.5, 9.5, 10.0) == 3
     assert counted(5.3, 4.3, 3.8, 2.7, 2.4, 6.4, 2.4, 2.4) == 7
     assert counted(*(0.8**n for n in range(20))) == 12
+
+
+def believed_behind_prompts(cold: int, rounds: int = 1) -> float:
+    """Of a round of plain decoding of four that takes 10 ms, and 16 right behind a prompt: after 64
+    that were timed, and 128 texts of so many rounds."""
+    prices = Prices([MODEL], 8)
+    for _ in range(8):
+        prices.rested(4, [10.0] * 8)
+    for _ in range(128):
+        prices.rested(4, [16.0] * rounds, cold=cold)
+    return prices.plain(4)
+
+
+def test_plain_rounds_right_behind_a_prompt_are_not_what_others_take(monkeypatch):
+    """Of several sequences; they count where there are no others."""
+    monkeypatch.setattr(cost_prices, "_LATELY", 10**6)
+    assert believed_behind_prompts(cold=1) == pytest.approx(10.0)
+    assert believed_behind_prompts(cold=0) > 12
+    assert believed_behind_prompts(cold=1, rounds=8) > 12  # of which seven are warm
+    monkeypatch.undo()
+    assert believed_behind_prompts(cold=1) > 12
+
+
+def test_the_controller_tells_which_plain_rounds_are_right_behind_a_prompt():
+    control, told_of = Controller([MODEL]), []
+    rested = control._prices.rested
+
+    def note(batch, seconds, timing, behind, cold):
+        told_of.append((len(seconds), cold))
+        rested(batch, seconds, timing, behind, cold)
+
+    control._prices.rested = note
+    for rounds in (40, 1, 2, 30):
+        for slot in range(4):
+            control.open(slot, 0.0)
+        control._resting, control._resters = 10**6, control._keys.copy()
+        for _ in range(rounds):
+            assert control.rests(4, False)
+            control.rested(10.0)
+        control._settle()
+    assert told_of == [(40, 3), (1, 1), (2, 2), (30, 3)]
 
 
 def test_what_a_sequence_adds_to_plain_decoding_is_known_from_drafts(monkeypatch):

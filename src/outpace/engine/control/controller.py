@@ -205,6 +205,7 @@ class Controller:
         self._emitted: dict[int, int] = {}  # tokens of this round
         self._round = self._resting = 0  # rounds so far, and until when nothing is worth trying
         self._rested: list[float] = []  # seconds of the rounds since then
+        self._rested_cold = 0  # the first of them, right behind a prompt
         self._resters: dict[int, Key] = {}  # who runs in them
         self._drafted = 0  # rounds of a model that was chosen
         self._varies, self._turns = _VARY[0], 0  # the next that varies, and how often they did
@@ -310,6 +311,7 @@ class Controller:
             seconds = *others, self._prices.plain(len(self._resters)) or last
         rounds = len(seconds)
         self._round += rounds - 1
+        self._rested_cold += min(self._cold, rounds)
         self._rows, self._alike, self._cold = 1, SETTLES, max(0, self._cold - rounds)
         self._rested.extend(seconds)
         self._held.passed(sum(seconds))
@@ -327,10 +329,11 @@ class Controller:
             if self._estimates.emitted(slot, rounds):
                 self._ages()
         if not (self._prices.plain_rounds() or settled(self._rested)):
-            self._rested = []  # too few behind a prompt to tell what one takes
+            self._rested, self._rested_cold = [], 0  # too few behind a prompt to tell
             return
         timing = (self._timing and settled(self._rested)) or not self._prices.plain_rounds()
-        self._prices.rested(n, self._rested, timing, self._aftermath.rounds)
+        behind, cold = self._aftermath.rounds, self._rested_cold
+        self._prices.rested(n, self._rested, timing, behind, cold)
         self._probes.timed(self._round, n)
         plain = self._prices.plain(n)
         lost, probed = self._aftermath.counted(self._rested, plain)
@@ -338,7 +341,7 @@ class Controller:
         self._probes.spent(seconds, seconds, plain)
         if probed:
             self._probes.behind(lost)
-        self._rested, self._timing = [], False
+        self._rested, self._rested_cold, self._timing = [], 0, False
 
     def again(
         self, slots: Sequence[int], budgets: Sequence[int], late: Late = ()

@@ -45,6 +45,7 @@ class Prices:
         self._ks = np.arange(most + 1, dtype=np.float64)
         self._age = 0  # rounds
         self._warm = 0  # those by the last one that was not cold
+        self._rested = 0  # and by the last plain one that was not
         self._pace = Pace(self._clock)
         self._rest = RowTimes(self._pace)
         self._plain = RowTimes(self._pace, self._rest, _TOGETHER)  # of single rows, by sequences
@@ -146,7 +147,12 @@ class Prices:
         self.reading[member].add(seconds / max(1, tokens))
 
     def rested(
-        self, batch: int, seconds: Sequence[float], timing: bool = False, behind: int = 0
+        self,
+        batch: int,
+        seconds: Sequence[float],
+        timing: bool = False,
+        behind: int = 0,
+        cold: int = 0,
     ) -> None:
         """What rounds of plain decoding took, one after the other.
 
@@ -154,15 +160,23 @@ class Prices:
             timing: whether the last two thirds, which have `settled`, are to count.
             behind: how many of them are so soon behind a draft that they take longer: unless this
                 is timing, they do not count, nor do too few that follow on them.
+            cold: the same of those right behind a prompt, as of `add`; of several sequences, as
+                single ones show plain decoding but shortly in short texts.
         """
         self._age += len(seconds)
         self.seconds += sum(seconds)
         if timing:
+            self._rested = self._age
             usual = statistics.median_low(seconds[-max(LEAST_TIMED, 2 * len(seconds) // 3) :])
         else:
-            last = seconds[behind:]
-            if behind and len(last) < LEAST_TIMED:
-                return
+            cold = cold if batch > 1 else 0
+            last = seconds[max(behind, cold) :]
+            if (behind or cold) and len(last) < LEAST_TIMED:
+                if behind or self._age - self._rested <= _LATELY:
+                    return
+                last = seconds
+            else:
+                self._rested = self._age
             usual = statistics.median_low(last) if len(last) <= LEAST_TIMED else _usual(last)
         self._plain.add(batch, 1, usual)
         self._rest.add(1, batch, usual)
