@@ -305,15 +305,15 @@ def test_plain_decoding_is_timed_until_it_becomes_no_faster():
     assert counted(*(0.8**n for n in range(20))) == 12
 
 
-def believed_behind_prompts(cold: int, rounds: int = 1) -> float:
-    """Of a round of plain decoding of four that takes 10 ms, and 16 right behind a prompt: after 64
-    that were timed, and 128 texts of so many rounds."""
+def believed_behind_prompts(cold: int, rounds: int = 1, batch: int = 4) -> float:
+    """Of a round of plain decoding that takes 10 ms, and 16 right behind a prompt: after 64 that
+    were timed, and 128 texts of so many rounds."""
     prices = Prices([MODEL], 8)
     for _ in range(8):
-        prices.rested(4, [10.0] * 8)
+        prices.rested(batch, [10.0] * 8)
     for _ in range(128):
-        prices.rested(4, [16.0] * rounds, cold=cold)
-    return prices.plain(4)
+        prices.rested(batch, [16.0] * rounds, cold=cold)
+    return prices.plain(batch)
 
 
 def test_plain_rounds_right_behind_a_prompt_are_not_what_others_take(monkeypatch):
@@ -322,6 +322,7 @@ def test_plain_rounds_right_behind_a_prompt_are_not_what_others_take(monkeypatch
     assert believed_behind_prompts(cold=1) == pytest.approx(10.0)
     assert believed_behind_prompts(cold=0) > 12
     assert believed_behind_prompts(cold=1, rounds=8) > 12  # of which seven are warm
+    assert believed_behind_prompts(cold=1, batch=1) > 12
     monkeypatch.undo()
     assert believed_behind_prompts(cold=1) > 12
 

@@ -45,7 +45,7 @@ class Prices:
         self._ks = np.arange(most + 1, dtype=np.float64)
         self._age = 0  # rounds
         self._warm = 0  # those by the last one that was not cold
-        self._rested = 0  # and by the last plain one that was not
+        self._warm_plain = 0  # and by the last plain one that was not
         self._pace = Pace(self._clock)
         self._rest = RowTimes(self._pace)
         self._plain = RowTimes(self._pace, self._rest, _TOGETHER)  # of single rows, by sequences
@@ -166,17 +166,17 @@ class Prices:
         self._age += len(seconds)
         self.seconds += sum(seconds)
         if timing:
-            self._rested = self._age
+            self._warm_plain = self._age
             usual = statistics.median_low(seconds[-max(LEAST_TIMED, 2 * len(seconds) // 3) :])
         else:
-            cold = cold if batch > 1 else 0
-            last = seconds[max(behind, cold) :]
-            if (behind or cold) and len(last) < LEAST_TIMED:
-                if behind or self._age - self._rested <= _LATELY:
+            first = max(behind, cold if batch > 1 else 0)
+            last = seconds[first:]
+            if first and len(last) < LEAST_TIMED:
+                if behind or self._age - self._warm_plain <= _LATELY:
                     return
                 last = seconds
             else:
-                self._rested = self._age
+                self._warm_plain = self._age
             usual = statistics.median_low(last) if len(last) <= LEAST_TIMED else _usual(last)
         self._plain.add(batch, 1, usual)
         self._rest.add(1, batch, usual)
