@@ -243,7 +243,7 @@ def test_samples_have_the_law_where_the_controller_chooses(monkeypatch):
 class ByTurns(Controller):
     """K from 0 to 3, one after the other."""
 
-    def rests(self, batch, waiting):
+    def rests(self, batch):
         return False
 
     def again(self, slots, budgets, left=0, late=()):

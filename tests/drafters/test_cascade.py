@@ -69,7 +69,7 @@ class Chance(Controller):
         super().__init__(members, fixed, clock=lambda: 0.0)
         self._rng = random.Random(seed)
 
-    def rests(self, batch, waiting):
+    def rests(self, batch):
         return False
 
     def again(self, slots, budgets, left=0, late=()):

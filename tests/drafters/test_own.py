@@ -213,7 +213,7 @@ class Some(Controller):
         engine.controller = engine._drafting.controller = self
         self.drafts = 0
 
-    def rests(self, batch, waiting):
+    def rests(self, batch):
         return False
 
     def again(self, slots, budgets, late=()):

@@ -25,6 +25,9 @@ from outpace.engine.control.held import Choice
 Alpha = Callable[[int, int], float]
 """α of a drafter at a token of the text and a depth."""
 
+Waiting = list[list[tuple[int, int, int, int]]]
+"""Of each sequence what was looked at: by whom, where, how much is right, how much there is."""
+
 
 @dataclass
 class Machine:
@@ -184,13 +187,14 @@ class World:
         m = self.machine
         text, self._rounds = [0] * self.batch, 0
         read = [dict[int, int]() for _ in text]
-        # what was looked at: by whom, where, how much is right, and how much there is
-        waiting: list[list[tuple[int, int, int, int]]] = [[] for _ in text]
+        waiting: Waiting = [[] for _ in text]
         along = None
         for slot in range(self.batch):
             controller.open(slot, self.temperature)
         while min(text) < tokens:
-            if along is None and controller.rests(self.batch, any(waiting)):
+            if along is None:
+                self._compare(controller, waiting, text)
+            if along is None and controller.rests(self.batch):
                 took = []
                 for _ in range(1 + controller.rests_on(any(waiting))):
                     if min(text) < tokens:
@@ -255,12 +259,7 @@ class World:
                     controller.emitted(b, accepted + 1)
                 if along is None and pick is not None and not self.members[pick.member].instant:
                     controller.told(Told(b, pick.member, pick.kind, reached, accepted))
-                for item in list(waiting[b]):
-                    i, at, right, most = item
-                    if at + right < text[b]:
-                        kind = kind_of(most)
-                        controller.told(Told(b, i, kind, right + (right < most), right))
-                        waiting[b].remove(item)
+            self._compare(controller, waiting, text)
             rest = m.target(rows * self.batch) * (1.0 if any(picks) else self.after)
             rest *= 1 - m.begun if drafting else 1
             early = self._early(max((p.k for p in picks if p), default=0))
@@ -286,6 +285,16 @@ class World:
             controller.went(along)
         for slot in range(self.batch):
             controller.close(slot)
+
+    @staticmethod
+    def _compare(controller: Controller, waiting: Waiting, text: Sequence[int]) -> None:
+        """What was looked at with the text that has followed."""
+        for b, proposals in enumerate(waiting):
+            for item in list(proposals):
+                i, at, right, most = item
+                if at + right < text[b]:
+                    controller.told(Told(b, i, kind_of(most), right + (right < most), right))
+                    proposals.remove(item)
 
     def _goes_along(self, controller: Controller, waiting: bool) -> Along | None:
         """Rounds that the controller is not asked about."""

@@ -339,7 +339,7 @@ def test_a_round_that_is_like_no_other_is_still_one_that_drafted_and_read():
     control = still()
     control.open(0, 0.0)
     for _ in range(3):
-        assert control.rests(1, False)
+        assert control.rests(1)
         control.rested(10.0)
     control._settle()
     before, purse = control._prices.seconds, control._purse
@@ -858,7 +858,7 @@ def test_rounds_in_which_nobody_may_be_drafted_for_gain_nothing():
     control, n = still(), 8
     for slot in range(n):
         control.open(slot, 0.0)
-    while control.rests(n, False):
+    while control.rests(n):
         control.rested(target(n))
     for _ in range(1000):
         control.sits_out()
@@ -1097,6 +1097,34 @@ def several_looks(batch: int) -> Looks:
     looks = Looks([LOOK], prices, always=False)
     looks.of(batch)
     return looks
+
+
+class Longest(Looks):
+    """Takes what was right of one sequence for what all of them would have emitted."""
+
+    def _pays(self, i, accepted):
+        self._right[i, 1 : accepted + 1] = 1
+        return super()._pays(i, accepted)
+
+
+@pytest.mark.parametrize(("batch", "right", "eager"), [(4, 1, False), (4, 3, True), (1, 1, True)])
+def test_one_of_several_sequences_that_repeats_itself_is_not_worth_looks_at_all(
+    batch, right, eager
+):
+    """A pass over nine rows of four takes four plain rounds, and emits twelve tokens if all is
+    right of one of them, where plain decoding emits sixteen."""
+    for kind, expected in ((Looks, eager), (Longest, True)):
+        looks = several_looks(batch)
+        looks.__class__ = kind
+        for rows in (5, 9) * 16:
+            spent = Spent({0: 5.2}, 0.0, 0.0, 100.0 + 37.5 * (rows - 1), rows)
+            looks._prices.add([Pick(0, rows - 1)] * batch, [spent] * 4)
+        for round_ in (1, 2, 3):
+            assert looks.take(round_, paid=False) == [0]
+            looks.count([0], 0.0, round_)
+            for _ in range(right):
+                looks.judged(0, 8, round_)
+        assert bool(looks.eager) == expected
 
 
 def looked(looks: Looks, end: int, paid: bool = False, gains: float = 0.0) -> list[int]:
@@ -2040,7 +2068,7 @@ def test_requests_that_shall_not_be_drafted_for_leave_drafter_and_controller_alo
     class Untouched(Controller):
         """Fails where it is asked or told anything, but that sequences begin and end."""
 
-        def rests(self, batch, waiting):
+        def rests(self, batch):
             raise AssertionError("asked")
 
         sits_out = again = choose = emitted = spent = rested = rests
@@ -2064,7 +2092,7 @@ class Erratic(Controller):
         super().__init__(members, clock=lambda: 0.0)
         self.rng = np.random.default_rng(seed)
 
-    def rests(self, batch, waiting):
+    def rests(self, batch):
         return False
 
     def again(self, slots, budgets, late=()):

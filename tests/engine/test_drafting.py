@@ -43,7 +43,7 @@ class Script(Controller):
         engine.controller = engine._drafting.controller = self
         self.pick = pick
 
-    def rests(self, batch, waiting):
+    def rests(self, batch):
         return False
 
     def again(self, slots, budgets, late=()):
@@ -400,13 +400,13 @@ class Rests(Controller):
     def __init__(self, engine: Engine, on: int) -> None:
         super().__init__(engine.controller.members, clock=lambda: 0.0)
         engine.controller = engine._drafting.controller = self
-        self.on, self.asked, self.told, self.opened = on, 0, [], 0
+        self.on, self.asked, self.lasted, self.opened = on, 0, [], 0
 
     def open(self, slot, key):
         super().open(slot, key)
-        self.opened = sum(self.told)
+        self.opened = sum(self.lasted)
 
-    def rests(self, batch, waiting):
+    def rests(self, batch):
         self.asked += 1
         return True
 
@@ -414,7 +414,7 @@ class Rests(Controller):
         return self.on
 
     def rested(self, *seconds, once=False):
-        self.told.append(len(seconds))
+        self.lasted.append(len(seconds))
 
 
 @pytest.mark.parametrize("on", [0, 5])
@@ -422,8 +422,8 @@ def test_who_rests_is_not_asked_in_every_round_but_told_of_all_before_a_text_beg
     engine = Engine(TARGET, ModelDrafter(CYCLE), k="auto", max_batch=2)
     control = Rests(engine, on)
     run(engine, tokens=40)
-    assert sum(control.told) == engine.stats.rounds == 40
-    assert control.asked == len(control.told) == -(-40 // (on + 1))
+    assert sum(control.lasted) == engine.stats.rounds == 40
+    assert control.asked == len(control.lasted) == -(-40 // (on + 1))
     params = SamplingParams(max_new_tokens=40, eos_token_ids=())
     first = engine.submit([1, 2, 3], params)
     for _ in range(8):
@@ -434,7 +434,52 @@ def test_who_rests_is_not_asked_in_every_round_but_told_of_all_before_a_text_beg
     while engine.busy:
         engine.step()
     assert first.emitted == second.emitted
-    assert sum(control.told) == 40 + 48
+    assert sum(control.lasted) == 40 + 48
+
+
+class LooksOnce(Rests):
+    """Looks in the first round, and rests in all others."""
+
+    def __init__(self, engine: Engine, on: int) -> None:
+        super().__init__(engine, on)
+        self.chosen, self.judged = 0, []
+
+    def rests(self, batch):
+        return super().rests(batch) and self.asked > 1
+
+    def again(self, slots, budgets, late=()):
+        return None
+
+    def looks(self):
+        return self._instant
+
+    def choose(self, asks, crowded=False):
+        self.chosen += 1
+        return [None] * len(asks)
+
+    def spent(self, picks, spent):
+        pass
+
+    def told(self, told):
+        self.judged.append((sum(self.lasted), told.reached, told.accepted))
+
+
+@pytest.mark.parametrize("on", [0, 6])
+@pytest.mark.parametrize("right", [True, False])
+def test_what_was_looked_at_is_judged_by_the_text_while_the_controller_rests(on, right):
+    """Without a round in which it is asked; as soon as it is asked whether to rest further."""
+    look = Notes(instant=True)
+    engine = Engine(CYCLE if right else MarkovModel(TURN.T), look, k="auto")
+    control = LooksOnce(engine, on)
+    run(engine, tokens=60)
+    ((rounds, reached, accepted),) = control.judged
+    assert control.chosen == 1
+    assert sum(control.lasted) == 59
+    assert (reached, accepted) == ((look.most, look.most) if right else (1, 0))
+    if right:  # the first of its tokens is the looking round's own
+        assert look.most - 1 <= rounds <= look.most + on
+    else:
+        assert rounds == 0
 
 
 class Along(Controller):

@@ -31,7 +31,7 @@ def experienced() -> Controller:
 def timed(control: Controller) -> Controller:
     """A text begins, and plain decoding is timed."""
     control.open(0, 0.0)
-    while control.rests(1, False):
+    while control.rests(1):
         control.rested(10.0)
     control._settle()
     return control
@@ -114,7 +114,7 @@ def test_a_probe_that_took_the_last_of_the_purse_is_over():
     control._probes.now = Probe(0, 2, [0], 1.3, False, reached=2, passed=2)
     count, seconds = control._probes.count, control._probes.seconds
     for _ in range(64):
-        assert control.rests(1, False)
+        assert control.rests(1)
         control.rested(10.3)
     control._settle()
     assert (control._probes.count, control._probes.seconds) == (count, seconds)
@@ -129,7 +129,7 @@ def test_plain_decoding_is_timed_by_enough_rounds_or_by_none(rounds, counts):
     control._pause_for([0], rounds)
     control._timing = True
     for _ in range(rounds):
-        assert control.rests(1, False)
+        assert control.rests(1)
         control.rested(12.0)
     control.open(1, 0.0)
     assert (control._prices.plain(1) > before + 0.1) is counts
@@ -266,7 +266,7 @@ def test_a_round_that_is_like_no_other_is_counted_among_those_in_which_is_rested
     control = timed(still())
     control._pause_for([0], 10)
     began = control._round
-    assert control.rests(1, False)
+    assert control.rests(1)
     control.rested(10.0, 10.0, 500.0, once=True)
     assert control._round == began + 3
     assert control._rested[-3:] == [10.0, 10.0, pytest.approx(10.0)]

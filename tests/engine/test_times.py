@@ -341,7 +341,7 @@ def test_the_controller_tells_which_plain_rounds_are_right_behind_a_prompt():
             control.open(slot, 0.0)
         control._resting, control._resters = 10**6, control._keys.copy()
         for _ in range(rounds):
-            assert control.rests(4, False)
+            assert control.rests(4)
             control.rested(10.0)
         control._settle()
     assert told_of == [(40, 3), (1, 1), (2, 2), (30, 3)]

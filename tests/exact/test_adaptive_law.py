@@ -233,7 +233,7 @@ class Knows(Controller):
         super().__init__(members, clock=lambda: 0.0)
         self.engine, self.began = engine, {}
 
-    def rests(self, batch, waiting):
+    def rests(self, batch):
         return False
 
     def again(self, slots, budgets, left=0, late=()):

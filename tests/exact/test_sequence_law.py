@@ -106,7 +106,7 @@ class Adverse(Controller):
         super().__init__(members, clock=lambda: 0.0)
         self.said = Counter()
 
-    def rests(self, batch, waiting):
+    def rests(self, batch):
         return False
 
     def again(self, slots, budgets, left=0, late=()):

@@ -8,7 +8,7 @@ the target's features of all): the rest it reads when it drafts again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -163,11 +163,12 @@ class Drafting:
             self._unasked -= 1
             return True
         self._tell()
-        c, waiting = self.controller, self._comparing > 0
-        self.rests, self._counts = c is not None and c.rests(batch, waiting), True
+        self._compare(self._slots)
+        c = self.controller
+        self.rests, self._counts = c is not None and c.rests(batch), True
         if self.rests:
             assert c is not None
-            self._resting, self._unasked = batch, c.rests_on(waiting)
+            self._resting, self._unasked = batch, c.rests_on(self._comparing > 0)
             self._drafted.clear()
         return self.rests
 
@@ -437,10 +438,7 @@ class Drafting:
             told = [c for c in commits if (m, c.slot) in self._drafted or member.taps]
             if told:
                 member.observe([self._own(member, c) for c in told])
-        if self._comparing:
-            for commit in commits:
-                if self._slots[commit.slot].proposals:
-                    self._compare(self._slots[commit.slot])
+        self._compare([commit.slot for commit in commits])
 
     def _own(self, member: Drafter, commit: Commit) -> Commit:
         """What a member wants to know of a commit."""
@@ -449,19 +447,22 @@ class Drafting:
         top = None if commit.top is None or not member.tops else commit.top[:, : member.tops]
         return replace(commit, features=self._features(member, commit.features), top=top)
 
-    def _compare(self, slot: _Slot) -> None:
+    def _compare(self, slots: Iterable[int]) -> None:
         """Proposals with the text that has followed; those that it has outrun are judged."""
+        if not self._comparing:
+            return
         assert self.controller is not None
-        tokens, open_ = slot.context.tokens, []
-        for p in slot.proposals:
-            reached = p.judged(tokens)
-            if reached is None:
-                open_.append(p)
-                continue
-            told = Told(slot.context.slot, p.member, kind_of(p.tree.depth), reached, p.depth)
-            self.controller.told(told)
-        self._comparing -= len(slot.proposals) - len(open_)
-        slot.proposals = open_
+        for slot in map(self._slots.__getitem__, slots):
+            tokens, open_ = slot.context.tokens, []
+            for p in slot.proposals:
+                reached = p.judged(tokens)
+                if reached is None:
+                    open_.append(p)
+                    continue
+                told = Told(slot.context.slot, p.member, kind_of(p.tree.depth), reached, p.depth)
+                self.controller.told(told)
+            self._comparing -= len(slot.proposals) - len(open_)
+            slot.proposals = open_
 
     def rested(self, seconds: float, once: bool = False) -> None:
         """What a round took in which it rests.

@@ -82,7 +82,7 @@ _ALONG, _LEAST_LOST = 16, 0.1
 them may lose, at least."""
 
 _COMPARED = 8
-"""Of so many rounds in which nobody drafts, one compares the text with what was proposed."""
+"""Rounds in which nobody drafts, before the text is compared with what was proposed."""
 
 _AFRESH = 32
 """Rounds of a new sequence, at most, in which nothing is tried because that did not pay before."""
@@ -254,16 +254,11 @@ class Controller:
 
     # --- a round ------------------------------------------------------------------
 
-    def rests(self, batch: int, waiting: bool) -> bool:
+    def rests(self, batch: int) -> bool:
         """Begin a round, if nothing is to be tried in it: nobody is asked or told anything, but
-        `rested` what it took.
-
-        Args:
-            waiting: whether proposals wait for the text to judge them.
-        """
+        `rested` what it took."""
         if self._round + 1 < self._resting and batch == len(self._resters):
-            news = self._looks.eager or (waiting and (self._round + 1) % _COMPARED == 0)
-            if news and not self._timing and not self._purse.empty:
+            if self._looks.eager and not self._timing and not self._purse.empty:
                 return False
         elif self._fixed or self._prices.plain_rounds() or settled(self._rested):
             if not self._rests_on(batch):
@@ -292,7 +287,11 @@ class Controller:
 
     def rests_on(self, waiting: bool) -> int:
         """How many rounds behind this one, in which is rested, begin alike if no sequence begins or
-        ends: they need not be asked about, and may be told of together with it."""
+        ends: they need not be asked about, and may be told of together with it.
+
+        Args:
+            waiting: whether proposals wait for the text to judge them.
+        """
         if self._timing or self._looks.eager or not self._prices.plain_rounds():
             return 0
         rounds = min(self._resting - self._round, _SETTLE - len(self._rested))
@@ -878,7 +877,8 @@ class Controller:
         """A proposal was judged, or the text has shown what would have become of it."""
         i = told.member
         state = self._state(told.slot, i)
-        self._judged.append((told, self._estimates.length(told.slot), state))
+        emitted = self._estimates.length(told.slot) + len(self._rested)
+        self._judged.append((told, emitted, state))
         if told.accepted:
             self._vain = False
         if not self.members[i].instant:

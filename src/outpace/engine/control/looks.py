@@ -18,6 +18,7 @@ import numpy as np
 
 from .plan import LATE, Profile
 from .prices import Prices
+from .survival import Floats
 
 _PAUSE = 4
 """A drafter whose looks cost more than they bring is looked at once in so many rounds at most."""
@@ -78,12 +79,13 @@ class Looks:
         self._behind = [_Runs() for _ in members]  # of looks that begin behind a model's draft
         self._passed: set[int] = set()  # those that are eager as such a draft has passed
         self._let_down: dict[int, tuple[int, int]] = {}  # until when nobody is eager, for how long
-        self._right = [0.0] * len(members)  # running means of tokens that were right
+        most = 1 + max(m.most for m in members)
+        self._right = np.zeros((len(members), most))  # by depth: parts of sequences, running means
         self._among = len(self._instant) < len(members)  # models, which draft where nobody looks
         self._batch, self.age = 1, 0
         self._unaided = 1.0  # the best rate without looks, times plain decoding's
-        self._rows = np.arange(1.0, 2 + max(m.most for m in members))
-        self._passes: Sequence[float] = ()  # seconds of the target's, by K, worked out if needed
+        self._rows = np.arange(1.0, 1 + most)
+        self._passes: Floats | None = None  # seconds of the target's, by K, worked out if needed
         self.eager: set[int] = set()
 
     def _known(self, i: int) -> _Seen:
@@ -158,7 +160,7 @@ class Looks:
 
     def of(self, batch: int) -> None:
         """From this round on there are so many sequences."""
-        self._batch, self._passes = batch, ()
+        self._batch, self._passes = batch, None
 
     def priced(self, unaided: float) -> None:
         """A choice was made.
@@ -166,7 +168,7 @@ class Looks:
         Args:
             unaided: its rate if nobody were looked at, times plain decoding's.
         """
-        self._unaided, self._passes = unaided, ()
+        self._unaided, self._passes = unaided, None
 
     def new_text(self, alone: bool) -> None:
         """Another one begins.
@@ -184,6 +186,7 @@ class Looks:
         n = self._batch
         for i in looked:
             self._known(i).count += 1
+            self._right[i] /= 2
             if gain and gain * self._prices.plain(n) >= self._prices.look(i, n):
                 self._let_down.pop(i, None)
             elif i in self._early:
@@ -225,14 +228,15 @@ class Looks:
     def _pays(self, i: int, accepted: int) -> bool:
         """Whether it seems to pay to look at a drafter again and to take what it proposes, rather
         than to do without."""
-        n, right = self._batch, self._right
-        right[i] += (accepted - right[i]) / (2 * n)
+        n, right = self._batch, self._right[i]
+        right[1 : accepted + 1] += 0.5 / n
         if accepted < REPEATS:
             return False
-        self._passes = self._passes or self._prices.rest(self._rows, n).tolist()
-        drafted = min(round(right[i]), len(self._passes) - 1)
-        seconds = self._prices.look(i, n) + self._passes[drafted]
-        return (right[i] + 1) * self._prices.plain(n) > self._unaided * seconds
+        if self._passes is None:
+            self._passes = self._prices.rest(self._rows, n)
+        saved = (1 + np.cumsum(right)) * self._prices.plain(n)
+        pays = saved > self._unaided * (self._prices.look(i, n) + self._passes)
+        return bool(pays[1:].any())
 
 
 class _Runs:
