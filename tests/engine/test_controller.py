@@ -148,7 +148,7 @@ def test_with_the_worst_choices_the_purse_keeps_it_from_being_slower(name, batch
         assert sum(run.seconds) / sum(run.tokens) / plain < 1.04
 
 
-@pytest.mark.parametrize(("sequences", "lost", "thought"), [(1, 25, 58), (4, 25, 58), (16, 7, 15)])
+@pytest.mark.parametrize(("sequences", "lost", "thought"), [(1, 25, 58), (4, 25, 41), (16, 7, 11)])
 def test_of_many_sequences_less_may_be_lost(sequences, lost, thought):
     """Rounds that lose as much as plain decoding takes, without and with thoughts."""
 
@@ -1144,6 +1144,13 @@ def test_looks_at_several_that_do_not_pay_are_rare_sooner(batch, first, pause):
     assert set(np.diff(found[first - 1 :])) == {pause}
 
 
+@pytest.mark.parametrize(("batch", "pause"), [(1, 10), (4, 62)])
+def test_looks_at_several_that_do_not_pay_are_rarer_by_what_is_thought_about_them(batch, pause):
+    looks = several_looks(batch)
+    looks.thought = 10.4
+    assert set(np.diff(looked(looks, 400))[-3:]) == {pause}
+
+
 def at_several(batch: int, gains: float) -> float:
     """The share of rounds in which such a look is taken, one in twenty of which gains so much."""
     return len(looked(several_looks(batch), 2001, gains=gains)) / 2000
@@ -1488,7 +1495,7 @@ def test_thoughts_leave_something_for_what_they_find(monkeypatch):
         return count
 
     assert 36 < thoughts() < 64
-    monkeypatch.setattr(purse, "_THOUGHTS", 0)
+    monkeypatch.setattr(purse, "_THOUGHTS", (0, 0))
     assert thoughts() < 28
 
 

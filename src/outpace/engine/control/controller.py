@@ -955,6 +955,7 @@ class Controller:
         if not plain or self._fixed:
             return
         self._purse.spent(stride.seconds, saved, plain, chose, stride.thought, rounds, stride.batch)
+        self._looks.thought = self._purse.thought
         if self._now.promised:
             promised, gained = rounds * self._now.promised, saved / plain - rounds
             self._promises.add(self._now.member, stride.batch, promised, gained)

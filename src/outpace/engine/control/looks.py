@@ -69,6 +69,7 @@ class Looks:
     Attributes:
         eager: who was right when last judged, and is looked at in the next round.
         age: of a single text (`Estimates.age`).
+        thought: seconds that it takes to think what to do about one.
     """
 
     def __init__(self, members: Sequence[Profile], prices: Prices, always: bool) -> None:
@@ -82,7 +83,7 @@ class Looks:
         most = 1 + max(m.most for m in members)
         self._right = np.zeros((len(members), most))  # by depth: parts of sequences, running means
         self._among = len(self._instant) < len(members)  # models, which draft where nobody looks
-        self._batch, self.age = 1, 0
+        self._batch, self.age, self.thought = 1, 0, 0.0
         self._unaided = 1.0  # the best rate without looks, times plain decoding's
         self._rows = np.arange(1.0, 1 + most)
         self._passes: Floats | None = None  # seconds of the target's, by K, worked out if needed
@@ -145,10 +146,13 @@ class Looks:
 
     def _rare(self, i: int) -> int:
         """In how many rounds it is looked at once where that does not pay."""
-        share = _LOOKS if self._batch == 1 else _OF_SEVERAL * _LOOKS
-        rare = max(_PAUSE, int(self._takes(i) / share))
+        share, thought = _LOOKS, 0.0
+        if self._batch > 1:  # it is mostly thought about, as what it finds is seldom the same
+            share = _OF_SEVERAL * _LOOKS
+            thought = self.thought / max(self._prices.plain(self._batch), 1e-9)
+        rare = max(_PAUSE, int((self._takes(i) + thought) / share))
         if rare > LATE:
-            rare = max(LATE, int(self._takes(i, late=True) / share))
+            rare = max(LATE, int((self._takes(i, late=True) + thought) / share))
         return rare
 
     def _takes(self, i: int, late: bool = False) -> float:

@@ -22,8 +22,9 @@ SHARE = 0.01
 _HOLDS = 24, 64
 """Plain rounds that it holds at the start, and at most."""
 
-_THOUGHTS = 32
-"""Plain rounds that may be thought, at the start and at most, before that is paid from it."""
+_THOUGHTS = 32, 16
+"""Plain rounds that may be thought, at the start and at most, before that is paid from it: of one
+sequence and of several, whose rounds take longer, and thoughts hardly."""
 
 _FEW = 4
 """Sequences of which it holds as much as of one; of more, less, as a round tells of all of them.
@@ -90,7 +91,7 @@ class Purse:
         """
         unit = _unit(plain, sequences)
         before = _HOLDS[0] * unit if self.seconds is None else self.seconds
-        most = _THOUGHTS * unit
+        most = _THOUGHTS[sequences > 1] * unit
         thoughts = most if self.thoughts is None else self.thoughts
         if thought:
             self.thought += (thought - self.thought) / (_LAST if self.thought else 1)
@@ -128,7 +129,7 @@ class Purse:
         """Of plain decoding before it holds enough to try something again, or is asked again."""
         unit = _unit(plain, sequences)
         lacks = (self.needs * unit - (self.seconds or 0.0)) / plain
-        shared = self.thoughts is not None and self.thoughts < _THOUGHTS * unit
+        shared = self.thoughts is not None and self.thoughts < _THOUGHTS[sequences > 1] * unit
         return max(_ASKED, math.ceil(lacks / (SHARE / 2 if shared else SHARE)))
 
 
