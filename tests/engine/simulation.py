@@ -192,8 +192,7 @@ class World:
         for slot in range(self.batch):
             controller.open(slot, self.temperature)
         while min(text) < tokens:
-            if along is None:
-                self._compare(controller, waiting, text)
+            self._compare(controller, waiting, text)
             if along is None and controller.rests(self.batch):
                 took = []
                 for _ in range(1 + controller.rests_on(any(waiting))):

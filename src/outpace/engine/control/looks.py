@@ -80,12 +80,13 @@ class Looks:
         self._behind = [_Runs() for _ in members]  # of looks that begin behind a model's draft
         self._passed: set[int] = set()  # those that are eager as such a draft has passed
         self._let_down: dict[int, tuple[int, int]] = {}  # until when nobody is eager, for how long
-        most = 1 + max(m.most for m in members)
-        self._right = np.zeros((len(members), most))  # by depth: parts of sequences, running means
+        depths = 1 + max(m.most for m in members)
+        # parts of sequences whose proposals were right down to a depth, running means
+        self._right = np.zeros((len(members), depths))
         self._among = len(self._instant) < len(members)  # models, which draft where nobody looks
         self._batch, self.age, self.thought = 1, 0, 0.0
         self._unaided = 1.0  # the best rate without looks, times plain decoding's
-        self._rows = np.arange(1.0, 1 + most)
+        self._rows = np.arange(1.0, 1 + depths)
         self._passes: Floats | None = None  # seconds of the target's, by K, worked out if needed
         self.eager: set[int] = set()
 
@@ -148,17 +149,17 @@ class Looks:
         """In how many rounds it is looked at once where that does not pay."""
         share, thought = _LOOKS, 0.0
         if self._batch > 1:  # it is mostly thought about, as what it finds is seldom the same
-            share = _OF_SEVERAL * _LOOKS
-            thought = self.thought / max(self._prices.plain(self._batch), 1e-9)
-        rare = max(_PAUSE, int((self._takes(i) + thought) / share))
+            share, thought = _OF_SEVERAL * _LOOKS, self.thought
+        rare = max(_PAUSE, int(self._takes(i, thought) / share))
         if rare > LATE:
-            rare = max(LATE, int((self._takes(i, late=True) + thought) / share))
+            rare = max(LATE, int(self._takes(i, thought, late=True) / share))
         return rare
 
-    def _takes(self, i: int, late: bool = False) -> float:
-        """What a look at one takes, in plain rounds."""
+    def _takes(self, i: int, thought: float = 0.0, late: bool = False) -> float:
+        """What a look at one takes, and so many seconds of thought about it, in plain rounds."""
         prices, n = self._prices, self._batch
-        return (prices.look(i, n, late) + prices.compared(n)) / max(prices.plain(n), 1e-9)
+        seconds = prices.look(i, n, late) + prices.compared(n) + thought
+        return seconds / max(prices.plain(n), 1e-9)
 
     # --- what came of it -----------------------------------------------------------
 

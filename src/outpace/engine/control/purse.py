@@ -91,7 +91,7 @@ class Purse:
         """
         unit = _unit(plain, sequences)
         before = _HOLDS[0] * unit if self.seconds is None else self.seconds
-        most = _THOUGHTS[sequences > 1] * unit
+        most = _for_thoughts(unit, sequences)
         thoughts = most if self.thoughts is None else self.thoughts
         if thought:
             self.thought += (thought - self.thought) / (_LAST if self.thought else 1)
@@ -129,8 +129,13 @@ class Purse:
         """Of plain decoding before it holds enough to try something again, or is asked again."""
         unit = _unit(plain, sequences)
         lacks = (self.needs * unit - (self.seconds or 0.0)) / plain
-        shared = self.thoughts is not None and self.thoughts < _THOUGHTS[sequences > 1] * unit
+        shared = self.thoughts is not None and self.thoughts < _for_thoughts(unit, sequences)
         return max(_ASKED, math.ceil(lacks / (SHARE / 2 if shared else SHARE)))
+
+
+def _for_thoughts(unit: float, sequences: int) -> float:
+    """Seconds that may be thought."""
+    return _THOUGHTS[sequences > 1] * unit
 
 
 def _unit(plain: float, sequences: int) -> float:
