@@ -389,19 +389,24 @@ def beside_best(head: Mapping[str, Any], skip: int, processes: Sequence[Spent]) 
     others = [name for name in samples[0] if name not in autos]
     whole, *halves = (mean(some) for some in (samples, samples[::2], samples[1::2]))
 
-    def behind(pace: Mapping[str, float], top: str) -> float:
-        return pace[top] / statistics.fmean(pace[auto] for auto in autos)
+    def behind(pace: Mapping[str, float], top: str, who: Sequence[str] = autos) -> float:
+        return pace[top] / statistics.fmean(pace[auto] for auto in who)
 
     tops = [min(others, key=lambda n, pace=pace: pace[n]) for pace in (whole, *halves)]
-    held = [behind(pace, top) for pace, top in zip(halves, reversed(tops[1:]), strict=True)]
+
+    def held(who: Sequence[str]) -> float:
+        """Beside the best of one half, as the other half has it."""
+        judged = zip(halves, reversed(tops[1:]), strict=True)
+        return round(statistics.fmean(behind(pace, top, who) for pace, top in judged), 3)
+
     row = dict(head) | {name: round(1 / pace, 3) for name, pace in whole.items()}
     if skip:
         cold = [paces(spent, 0, len(spent["plain"])) for spent in processes]
         row["auto, cold"] = round(1 / statistics.fmean(pace[autos[0]] for pace in cold), 3)
     return row | {
         "best": tops[0],
-        "auto/best": round(statistics.fmean(held), 3),
-        "engines": {auto: round(whole[tops[0]] / whole[auto], 3) for auto in autos},
+        "auto/best": held(autos),
+        "engines": {auto: held([auto]) for auto in autos},
         "processes": [round(behind(pace, tops[0]), 3) for pace in samples],
     }
 
