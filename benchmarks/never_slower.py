@@ -26,10 +26,11 @@ Requests have no seed unless --seeded. Every repeat takes the same prompts; the 
 "grid" repeats a cell more often, but drafters forget the texts, and "cold" is the first repeat
 alone, in which nothing is known. (On CUDA "grid" has one before that, which does not count: graphs
 are recorded in it.)
-"best" and "drafters" run --engines of those that choose, as what one learns first stays with it:
-their mean is held against the best. A fixed K that took a tenth longer than the best of them in two
-repeats is out of the others. What memory an engine gets makes it faster or slower than another for
-good: so "best", "change" and "drafters" are asked in --processes of their own, one after the other.
+"best" and "drafters" run --engines of those that choose, single drafters with k="auto" among them,
+as what one learns first stays with it: their mean is held against the best. A fixed K, or a single
+drafter, that took a tenth longer than the best of them in two repeats is out of the others. What
+memory an engine gets makes it faster or slower than another for good: so "best", "change" and
+"drafters" are asked in --processes of their own, one after the other.
 The best in hindsight is that of one half of the processes (or, in a single one, of the repeats),
 and is held against auto in the other: the best of many noisy ones is the luckiest, too.
 """
@@ -185,7 +186,8 @@ class Bench:
         decoding: Spent = {}
         prefill: Spent = {}
         for _ in range(repeats):
-            some = {name: run for name, run in runs.items() if name not in beaten(decoding)}
+            out = beaten(of_kinds(decoding))
+            some = {name: run for name, run in runs.items() if kind(name) not in out}
             forget(some)
             both = self.in_turns(some, prompts, temperature)
             for spent, found in zip((decoding, prefill), both, strict=True):
@@ -357,9 +359,26 @@ def best(bench: Bench) -> Iterator[Sample]:
                 yield {"load": load, "temperature": temperature, "drafter": name}, 1, spent
 
 
-def several(build: Callable[[], Generator], count: int) -> dict[str, Generator]:
-    """The first is "auto"."""
-    return {f"auto {i}" if i else "auto": build() for i in range(count)}
+def several(build: Callable[[], Generator], count: int, who: str = "auto") -> dict[str, Generator]:
+    """The first is "auto", or whatever else they are."""
+    return {f"{who} {i}" if i else who: build() for i in range(count)}
+
+
+def kind(name: str) -> str:
+    """Of a single drafter's engines the first one's name; those of auto are told apart."""
+    first = name.split(" ")[0]
+    return first if first in SINGLE else name
+
+
+def of_kinds(spent: Spent) -> Spent:
+    """Of engines of one kind the mean."""
+    kinds: dict[str, list[list[float]]] = {}
+    for name, seconds in spent.items():
+        kinds.setdefault(kind(name), []).append(seconds)
+    return {
+        name: [statistics.fmean(some) for some in zip(*each, strict=True)]
+        for name, each in kinds.items()
+    }
 
 
 def beaten(spent: Spent, skip: int = 1) -> set[str]:
@@ -461,10 +480,11 @@ def drafters(bench: Bench) -> Iterator[Sample]:
         for temperature in o.temperatures:
             runs = {"plain": bench.generator(None, 0, 1)}
             runs |= several(bench.automatic, o.engines)
-            runs |= {name: bench.generator(name, "auto", 1) for name in SINGLE}
+            for name in SINGLE:
+                runs |= several(lambda name=name: bench.generator(name, "auto", 1), o.engines, name)
             spent, _ = bench.seconds(runs, prompts, temperature, o.repeats)
             head = {"load": load, "temperature": temperature}
-            yield head | choices(runs["auto"]), 1, spent
+            yield head | choices(runs["auto"]), 1, of_kinds(spent)
 
 
 BESIDE_BEST: dict[str, Callable[[Bench], Iterator[Sample]]] = {
