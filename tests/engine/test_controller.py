@@ -1215,6 +1215,7 @@ def test_looks_are_rare_in_the_ages_of_a_text_in_which_they_do_not_pay():
     for kind, most, least in ((Looks, 0.25, 0.0), (Ageless, 1.0, 0.9)):
         looks, looked = rare_looks(1.0), {2: 0, 0: 0}
         looks.__class__ = kind
+        looks._known(1).worth = 1.0
         for round_ in range(1, 4001):
             at = round_ % 20
             looks.age = 2 if 1 <= at < 6 else 0
@@ -1224,6 +1225,31 @@ def test_looks_are_rare_in_the_ages_of_a_text_in_which_they_do_not_pay():
         # of 200 texts a round each, and the first 32
         assert least <= looked[2] / 1000 <= most
         assert looked[0] / 3000 > 0.9
+
+
+class InTurns(Looks):
+    """Each age of a text has its own turns."""
+
+    def _wait(self, i, round_, paid):
+        return self._known(i).last + self._pause(i, paid) - round_
+
+
+def test_ages_at_which_looks_do_not_pay_share_their_turns():
+    """One takes a tenth of a plain round and may take 0.25 % of the time: one in 40 rounds."""
+    for kind, most, least in ((Looks, 1.1, 0.9), (InTurns, 3.0, 1.8)):
+        looks, looked = rare_looks(1.0), {2: 0, 1: 0, 0: 0}
+        looks.__class__ = kind
+        for age in looked:
+            looks.age = age
+            looks.count([1] * 32, 0.0, 0)
+        for round_ in range(1, 4001):
+            at = round_ % 39
+            looks.age = 2 if at < 2 else 1 if at < 10 else 0
+            if looks.take(round_, paid=False):
+                looked[looks.age] += 1
+                looks.count({1}, 0.0, round_)
+        assert least <= sum(looked.values()) * 40 / 4000 <= most
+        assert all(looked.values())
 
 
 def test_who_is_left_of_several_is_looked_at_as_old_as_it_is():

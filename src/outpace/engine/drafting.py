@@ -442,7 +442,7 @@ class Drafting:
 
     def _own(self, member: Drafter, commit: Commit) -> Commit:
         """What a member wants to know of a commit."""
-        if len(self.members) == 1:
+        if len(self.members) == 1 or (commit.top is None and not commit.features):
             return commit
         top = None if commit.top is None or not member.tops else commit.top[:, : member.tops]
         return replace(commit, features=self._features(member, commit.features), top=top)
