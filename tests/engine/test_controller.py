@@ -1227,7 +1227,7 @@ def test_looks_are_rare_in_the_ages_of_a_text_in_which_they_do_not_pay():
         assert looked[0] / 3000 > 0.9
 
 
-class InTurns(Looks):
+class OwnTurns(Looks):
     """Each age of a text has its own turns."""
 
     def _wait(self, i, round_, paid):
@@ -1236,7 +1236,7 @@ class InTurns(Looks):
 
 def test_ages_at_which_looks_do_not_pay_share_their_turns():
     """One takes a tenth of a plain round and may take 0.25 % of the time: one in 40 rounds."""
-    for kind, most, least in ((Looks, 1.1, 0.9), (InTurns, 3.0, 1.8)):
+    for kind, most, least in ((Looks, 1.1, 0.9), (OwnTurns, 3.0, 1.8)):
         looks, looked = rare_looks(1.0), {2: 0, 1: 0, 0: 0}
         looks.__class__ = kind
         for age in looked:

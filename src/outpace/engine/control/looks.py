@@ -134,10 +134,8 @@ class Looks:
     def _wait(self, i: int, round_: int, paid: bool) -> int:
         """Rounds until it is looked at, even if nobody is eager to: where that is rare, one of a
         text's ages takes the turn of another."""
-        last, pause = self._known(i).last, self._pause(i, paid)
-        if pause > 1:
-            last = max(last, self._turn[i])
-        return last + pause - round_
+        last = max(self._known(i).last, self._turn[i])
+        return last + self._pause(i, paid) - round_
 
     def seldom(self, i: int, paid: bool) -> bool:
         """Whether it is not looked at in every round."""
@@ -156,11 +154,9 @@ class Looks:
 
     def _rare(self, i: int) -> int:
         """In how many rounds it is looked at once where that does not pay."""
-        share, thought = _LOOKS, 0.0
-        if self._among or self._batch > 1:
-            share *= _HALF
-        if self._batch > 1:  # it is mostly thought about, as what it finds is seldom the same
-            thought = self.thought
+        share = _LOOKS * (_HALF if self._among or self._batch > 1 else 1.0)
+        # at several it is mostly thought about, as what it finds is seldom the same
+        thought = self.thought if self._batch > 1 else 0.0
         rare = max(_PAUSE, int(self._takes(i, thought) / share))
         if rare > LATE:
             rare = max(LATE, int(self._takes(i, thought, late=True) / share))
